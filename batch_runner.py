@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Run a JSONL dataset of prompts through tool-calling agents, and save their trajectories.
+
+    python batch_runner.py --dataset_file=data/prompts.jsonl --batch_size=10 --run_name=my_run
+    python batch_runner.py --dataset_file=data/prompts.jsonl --batch_size=10 --run_name=my_run --resume
+    python batch_runner.py --list_distributions
+
+From a script: `from batch_runner import BatchRunner`, then `await BatchRunner(...).run()`.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from promptmill.door import open_door, parsed_options, print_answer
+from promptmill.flags import FLAG_BY_NAME, FLAGS
+
+if TYPE_CHECKING:
+    from promptmill.runner import BatchRunner
+
+__all__ = ["BatchRunner", "main"]
+
+USAGE = "python batch_runner.py --dataset_file=FILE --run_name=NAME [--flag=value ...]"
+SUMMARY = "Run a JSONL dataset of prompts through tool-calling agents, and save their trajectories."
+
+
+def __getattr__(name: str) -> Any:
+    """`BatchRunner`, imported when it is asked for: the command's `--help` need not wait for it."""
+    if name == "BatchRunner":
+        from promptmill.runner import BatchRunner
+
+        return BatchRunner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def main(
+    dataset_file: str | None = None,
+    batch_size: int | None = None,
+    run_name: str | None = None,
+    distribution: str | None = None,
+    max_turns: int | None = None,
+    num_workers: int | None = None,
+    resume: bool | None = None,
+    max_samples: int | None = None,
+    seed: int | None = None,
+    output_dir: str | None = None,
+    keep_no_reasoning: bool | None = None,
+    engine: str | None = None,
+    sandbox: str | None = None,
+    verbose: bool | None = None,
+    list_distributions: bool | None = None,
+    config: str | None = None,
+    model: str | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    providers_allowed: str | None = None,
+    providers_ignored: str | None = None,
+    providers_order: str | None = None,
+    provider_sort: str | None = None,
+    reasoning_effort: str | None = None,
+    reasoning_disabled: bool | None = None,
+    system_prompt: str | None = None,
+    ephemeral_system_prompt: str | None = None,
+    prefill_messages_file: str | None = None,
+    log_prefix_chars: int | None = None,
+) -> None:
+    """Run a batch. Each parameter is the flag of that name, as `--help` describes it; None leaves its default."""
+    given = parsed_options(locals(), FLAG_BY_NAME)
+    if given.pop("list_distributions", False):
+        from toolsets.distributions import describe_distributions
+
+        print_answer(describe_distributions())
+        return
+    from promptmill.batch_command import run_batch  # after the quick answers, since it imports what a run needs
+
+    sys.exit(run_batch(given))
+
+
+if __name__ == "__main__":
+    open_door(main, sys.argv[1:], FLAGS, USAGE, SUMMARY)

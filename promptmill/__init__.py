@@ -1,0 +1,37 @@
+"""promptmill: prompts in, trajectories out.
+
+Reading order, which is also the way a sample goes:
+
+    errors          what can go wrong, and what each outcome means for files and resume
+    records         every record that crosses a file boundary
+    flags, config   the table of options; options and environment -> RunConfig
+    door            what the command-line doors share
+    batch_command   the batch command: signals and exit codes
+    runner          BatchRunner: the order of things in a run
+    dataset         JSONL -> samples
+    resume          what is already done, what is owed
+    preflight       what is settled before anything is made or called
+    batches         owed samples -> batches
+    engines/        where workers run: inline, processes
+    worker          what one worker does with a batch
+    agent           the loop: model call, tool calls, results, until an answer
+    client, replies request, retry, and reading what came back
+    quirks/         what one server or model family does differently
+    finished        a sample's end -> the row that is saved
+    exports/        what a row looks like, here and in other formats
+    rows            reading a saved row back: keys, identity, summary
+    run_folder      every path of a run, and the one writer
+    shards          append and read JSONL; replace a file whole
+    checkpoint, filters, merge, statistics, publish
+                    what a run folder is made of
+    progress, escaping, summary
+                    what a person sees while it runs, and at the end
+    event_loop      uvloop where there is one
+    local_model, local_model_child, demo_model
+                    the embedded model server and its demonstration model
+    conversation, agent_command
+                    AIAgent: one conversation outside any batch; its command
+    verbs           what `python -m promptmill` does with a run folder
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,156 @@
+"""The agent: model call, tool calls, results back, until an answer or the last allowed turn.
+
+An agent never raises for what a model, a provider or a tool did: that is in its result. It raises only what must stop
+the run (`RunStoppedError`).
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from promptmill.config import AgentSettings
+from promptmill.errors import (
+    ContextFullError,
+    ModelError,
+    Outcome,
+    RefusedError,
+    RejectedRequestError,
+    TransientModelError,
+)
+from promptmill.records import AgentResult, Message, ModelReply, ToolCall, ToolTally
+from toolsets.base import Tool, ToolContext
+from toolsets.execute import ToolOutcome, execute_call
+from toolsets.sandboxes.base import SandboxError
+
+
+class CompletesConversations(Protocol):
+    """What an agent needs of a model client."""
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
+        """One model call; raises ModelError or RunStoppedError."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """The tools of one sample."""
+
+    toolsets: tuple[str, ...]
+    tools: Mapping[str, Tool]
+    """By name, in the order in which they are offered."""
+    run_tools: Collection[str]
+    """Every tool name that some sample of the run may be offered; any other name does not exist."""
+
+
+class Agent:
+    """One conversation. Made fresh for each sample."""
+
+    def __init__(
+        self,
+        client: CompletesConversations,
+        settings: AgentSettings,
+        offer: ToolOffer,
+        context: ToolContext,
+        observe: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.offer = offer
+        self.context = context
+        self.observe = observe
+        self.schemas = tuple(tool.schema() for tool in offer.tools.values())
+
+    async def run(self, prompt: str) -> AgentResult:
+        """Hold the conversation that a prompt opens.
+
+        Raises:
+            RunStoppedError: no conversation of this run can go on.
+        """
+        started_s = time.monotonic()
+        result = AgentResult(
+            outcome=Outcome.PARTIAL,
+            stop_reason="max_turns",
+            messages=opening_messages(self.settings, prompt),
+            toolsets=self.offer.toolsets,
+            tool_schemas=self.schemas,
+        )
+        try:
+            await self._converse(result)
+        except (ModelError, SandboxError) as exc:
+            record_failure(result, exc)
+        result.duration_s = time.monotonic() - started_s
+        return result
+
+    async def _converse(self, result: AgentResult) -> None:
+        unsaved = self._unsaved_opening(result.messages)
+        saved = len(result.messages) - 1
+        while result.api_calls < self.settings.max_turns:
+            reply = await self.client.complete([*unsaved, *result.messages[saved:]], self.schemas)
+            result.api_calls += 1
+            result.usage += reply.usage
+            result.messages.append(reply.message)
+            self._observe_reply(reply)
+            if reply.cut:
+                result.stop_reason = "output_cut"
+                return
+            if not reply.message.tool_calls:
+                result.outcome, result.stop_reason = Outcome.COMPLETED, "answer"
+                return
+            for call in reply.message.tool_calls:
+                await self._answer(call, result)
+
+    def _unsaved_opening(self, messages: Sequence[Message]) -> list[Message]:
+        """What every request begins with, up to the prompt: system, ephemeral system and prefill messages."""
+        parts = [message.content for message in messages if message.role == "system"]
+        parts += [self.settings.ephemeral_system_prompt] if self.settings.ephemeral_system_prompt else []
+        system = [Message("system", "\n\n".join(parts))] if parts else []
+        return [*system, *self.settings.prefill_messages]
+
+    async def _answer(self, call: ToolCall, result: AgentResult) -> None:
+        """Execute one call and add its result to the conversation."""
+        outcome = await execute_call(self.offer.tools, self.context, call.name, call.arguments)
+        tally = result.tool_tallies.setdefault(call.name, ToolTally())
+        tally.success += not outcome.failed
+        tally.failure += outcome.failed
+        if call.name not in self.offer.tools and call.name not in self.offer.run_tools:
+            result.unknown_tools = tuple(dict.fromkeys((*result.unknown_tools, call.name)))
+        result.messages.append(Message("tool", outcome.content, tool_call_id=call.id, name=call.name))
+        self._observe_outcome(call, outcome)
+
+    def _observe_reply(self, reply: ModelReply) -> None:
+        if reply.message.reasoning:
+            self.observe(f"thinks  {reply.message.reasoning}")
+        if reply.message.content:
+            self.observe(f"says    {reply.message.content}")
+
+    def _observe_outcome(self, call: ToolCall, outcome: ToolOutcome) -> None:
+        self.observe(f"calls   {call.name} {call.arguments}")
+        self.observe(f"{'fails' if outcome.failed else 'gets'}    {outcome.content}")
+
+
+def opening_messages(settings: AgentSettings, prompt: str) -> list[Message]:
+    """The saved opening of a conversation: the system prompt, unless it is empty, and the prompt."""
+    system = [Message("system", settings.system_prompt)] if settings.system_prompt else []
+    return [*system, Message("user", prompt)]
+
+
+def record_failure(result: AgentResult, exc: ModelError | SandboxError) -> None:
+    """Write into a result what ended it early."""
+    result.error = str(exc)
+    match exc:
+        case ContextFullError() if result.api_calls:
+            result.outcome, result.stop_reason = Outcome.PARTIAL, "context_full"
+        case ContextFullError():
+            result.outcome, result.stop_reason = Outcome.FAILED_PERMANENT, "prompt_too_large"
+        case RefusedError():
+            result.outcome, result.stop_reason = Outcome.REFUSED, "refused"
+        case RejectedRequestError():
+            result.outcome, result.stop_reason = Outcome.FAILED_PERMANENT, "rejected_request"
+        case TransientModelError():
+            result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "provider_failed"
+        case SandboxError():
+            is_permanent = exc.permanent
+            result.outcome = Outcome.FAILED_PERMANENT if is_permanent else Outcome.FAILED_TRANSIENT
+            result.stop_reason = "sandbox_failed"
+        case _:
+            result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "failed"

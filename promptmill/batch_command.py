@@ -1,0 +1,55 @@
+"""The batch command between its door and the runner: what is printed, which signals end it, how it exits.
+
+Exit codes: 0 all done; 1 some failed or the run stopped early; 2 bad usage, nothing started; 130 and 143 for SIGINT
+and SIGTERM.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from promptmill.door import BAD_USAGE, DONE, INCOMPLETE, complain
+from promptmill.errors import RunStoppedError, UsageError
+from promptmill.event_loop import run_in_loop
+from promptmill.runner import BatchRunner
+
+
+def run_batch(given: Mapping[str, Any]) -> int:
+    """Run a batch from the options that were given; returns the exit code."""
+    engine, resume = given.get("engine"), given.get("resume", False)
+    options = {name: value for name, value in given.items() if name not in ("engine", "resume")}
+    try:
+        runner = BatchRunner(engine=engine, **options)
+        return run_in_loop(_run_until_signal(runner, resume=resume))
+    except UsageError as exc:
+        return complain(exc, BAD_USAGE)
+    except RunStoppedError as exc:
+        return complain(exc, INCOMPLETE)
+
+
+async def _run_until_signal(runner: BatchRunner, *, resume: bool) -> int:
+    running = asyncio.ensure_future(runner.run(resume=resume))
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        if received:
+            # The second time: leave now. Rows are whole on disk, and workers end with their sockets.
+            os._exit(128 + number)
+        received.append(number)
+        print("\nStopping: what is finished is kept, --resume goes on. Again: leave at once.", file=sys.stderr)
+        running.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return 128 + received[0]
+    samples = runner.statistics["samples"]
+    return INCOMPLETE if samples["failed"] or samples["pending"] else DONE

@@ -1,0 +1,424 @@
+"""Options and environment -> RunConfig. The only reader of the environment.
+
+Order of precedence, weakest first: defaults, the run's own `run.json` (on resume), `--config`, the command line.
+"""
+
+import codecs
+import ipaddress
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import orjson
+
+from promptmill.errors import ConfigError
+from promptmill.flags import FLAG_BY_NAME, FLAGS, boolean
+from promptmill.records import Message
+
+DEFAULT_SYSTEM_PROMPT = (
+    "You are a capable assistant that works in a fresh Linux sandbox of its own. "
+    "Use the tools you are given to look, run and check instead of guessing, then answer the user."
+)
+
+KEY_VARIABLE_BY_HOST = {
+    "openrouter.ai": "OPENROUTER_API_KEY",
+    "api.openai.com": "OPENAI_API_KEY",
+    "api.anthropic.com": "ANTHROPIC_API_KEY",
+    "api.deepseek.com": "DEEPSEEK_API_KEY",
+    "api.mistral.ai": "MISTRAL_API_KEY",
+    "api.groq.com": "GROQ_API_KEY",
+    "api.together.xyz": "TOGETHER_API_KEY",
+    "api.fireworks.ai": "FIREWORKS_API_KEY",
+    "api.x.ai": "XAI_API_KEY",
+    "api.cerebras.ai": "CEREBRAS_API_KEY",
+    "api.moonshot.ai": "MOONSHOT_API_KEY",
+    "dashscope-intl.aliyuncs.com": "DASHSCOPE_API_KEY",
+    "generativelanguage.googleapis.com": "GEMINI_API_KEY",
+    "inference-api.nousresearch.com": "NOUS_API_KEY",
+}
+"""A key from the environment goes to the host it belongs to and to no other."""
+
+DEFAULT_BATCH_SIZE = 10
+ALIAS_ON_OPENROUTER = {"claude-sonnet-4.6": "anthropic/claude-sonnet-4.6"}
+NO_KEY = "none-needed"
+"""Sent where no key is needed, since the client library insists on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    traits: frozenset[str] = frozenset()
+    """What is known of the server beyond its address, e.g. `no_tool_template`."""
+
+    @property
+    def host(self) -> str:
+        """Host name in lower case, without the port."""
+        return (urlsplit(self.base_url).hostname or "").lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What is asked for. Both empty: nothing was said."""
+
+    enabled: bool | None = None
+    effort: str = ""
+
+    @property
+    def is_off(self) -> bool:
+        return self.enabled is False
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """OpenRouter's choice among providers."""
+
+    only: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    sort: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Everything that shapes a request, the conversation apart."""
+
+    model: str
+    endpoint: Endpoint
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning: Reasoning = Reasoning()
+    routing: Routing = Routing()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent says before the prompt, and how long it goes on."""
+
+    max_turns: int = 10
+    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    ephemeral_system_prompt: str = ""
+    prefill_messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One run, fully decided."""
+
+    dataset_file: Path
+    run_name: str
+    output_dir: Path
+    batch_size: int
+    batch_size_given: bool
+    """Whether somebody chose it; the start says so when it is the default."""
+    num_workers: int
+    max_samples: int | None
+    distribution: str
+    seed: int
+    engine: str
+    sandbox: str
+    keep_no_reasoning: bool
+    verbose: bool
+    log_prefix_chars: int
+    model: ModelSettings
+    agent: AgentSettings
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options as decided, by flag name, without the key: what `run.json` keeps."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.output_dir / self.run_name
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Everything a worker needs to know; goes to other processes."""
+
+    config: RunConfig
+    sandbox: str
+    """The backend that was chosen; never `auto`."""
+    available_toolsets: tuple[str, ...]
+    """Toolsets of the distribution whose tools can run here."""
+    conversations: int
+    """How many conversations this worker may have in flight."""
+
+
+def environment() -> Mapping[str, str]:
+    """The process's environment, for whoever needs some of it."""
+    return os.environ
+
+
+def options_from(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse and stack option layers, weakest first, over the defaults.
+
+    Raises:
+        ConfigError: an unknown name or a value that its flag refuses.
+    """
+    options = {flag.name: flag.default for flag in FLAGS}
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in FLAG_BY_NAME:
+                raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(FLAG_BY_NAME))}")
+            if value is not None:
+                options[name] = FLAG_BY_NAME[name].parse(name, value)
+    return options
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Options from a TOML, YAML or JSON file, or from the `run.json` of a former run.
+
+    Raises:
+        ConfigError: the file cannot be read, is of another kind, or holds no mapping.
+    """
+    file = Path(path)
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"--config={path}: cannot read it ({exc})") from exc
+    try:
+        data = _decode_config(file.suffix.lower(), content)
+    except ValueError as exc:
+        raise ConfigError(f"--config={path}: {exc}") from exc
+    if isinstance(data, dict) and isinstance(data.get("options"), dict):
+        data = data["options"]
+    if not isinstance(data, dict):
+        raise ConfigError(f'--config={path}: it must hold names and values, e.g. model = "openai/gpt-4o"')
+    return {str(name).replace("-", "_"): value for name, value in data.items()}
+
+
+def _decode_config(suffix: str, content: str) -> Any:
+    if suffix == ".toml":
+        return tomllib.loads(content)
+    if suffix == ".json":
+        return json.loads(content)
+    if suffix in (".yaml", ".yml"):
+        try:
+            import yaml  # an optional package: extra `yaml`
+        except ImportError as exc:
+            raise ConfigError("a YAML file needs the extra: pip install 'promptmill[yaml]'; or use TOML") from exc
+        try:
+            return yaml.safe_load(content)
+        except yaml.YAMLError as exc:
+            raise ValueError(str(exc)) from exc
+    raise ValueError(f"unknown kind {suffix!r}; known: .toml, .yaml, .yml, .json")
+
+
+def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> RunConfig:
+    """Decide a run from parsed options.
+
+    Raises:
+        ConfigError: something required is missing, options contradict each other, or there is no key.
+    """
+    for name in ("dataset_file", "run_name"):
+        if not options[name]:
+            raise ConfigError(f"--{name} is required; see --help")
+    check_run_name(options["run_name"])
+    return RunConfig(
+        dataset_file=Path(options["dataset_file"]),
+        run_name=options["run_name"],
+        output_dir=Path(options["output_dir"]),
+        batch_size=options["batch_size"] or DEFAULT_BATCH_SIZE,
+        batch_size_given=options["batch_size"] is not None,
+        model=model_settings(options, environ),
+        agent=agent_settings(options),
+        options={name: value for name, value in options.items() if name not in _NOT_KEPT},
+        **{name: options[name] for name in _SAME_NAME},
+    )
+
+
+_SAME_NAME = (
+    "num_workers", "max_samples", "distribution", "seed", "engine", "sandbox",
+    "keep_no_reasoning", "verbose", "log_prefix_chars",
+)  # fmt: skip
+_NOT_KEPT = frozenset({"api_key", "resume", "verbose", "list_distributions", "config"})
+"""Secrets, and what belongs to one command rather than to the run."""
+
+
+def check_run_name(name: str) -> None:
+    """Refuse a name that is no single visible folder name. Raises ConfigError."""
+    if not name or name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(name.encode()) > 200:
+        raise ConfigError(
+            f"--run_name={name!r} cannot name a folder: no slashes, no leading dot, no control characters, "
+            "at most 200 bytes; e.g. --run_name=my_run"
+        )
+
+
+def model_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> ModelSettings:
+    """The model half of the options. Raises ConfigError."""
+    model = options["model"]
+    if not model:
+        raise ConfigError("--model is empty; e.g. --model=anthropic/claude-sonnet-4.6")
+    if is_local_model(model):
+        endpoint = Endpoint("", NO_KEY)
+    else:
+        endpoint = endpoint_for(options["base_url"], options["api_key"], environ)
+        if _belongs_to(endpoint.host, "openrouter.ai"):
+            model = ALIAS_ON_OPENROUTER.get(model, model)
+    return ModelSettings(
+        model=model,
+        endpoint=endpoint,
+        max_tokens=options["max_tokens"],
+        temperature=options["temperature"],
+        top_p=options["top_p"],
+        reasoning=reasoning_from(options["reasoning_effort"], disabled=options["reasoning_disabled"]),
+        routing=_routing(options),
+    )
+
+
+def is_local_model(model: str) -> bool:
+    """Whether `--model` asks for the embedded server."""
+    return model == "local" or model.startswith("local:")
+
+
+def reasoning_from(effort: str, *, disabled: bool) -> Reasoning:
+    """The two reasoning flags as one record. Raises ConfigError when they contradict each other."""
+    if disabled and effort not in ("", "none"):
+        raise ConfigError(f"--reasoning_disabled contradicts --reasoning_effort={effort}; give one of them")
+    if disabled or effort == "none":
+        return Reasoning(enabled=False)
+    return Reasoning(enabled=True, effort=effort) if effort else Reasoning()
+
+
+def reasoning_options(reasoning_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`{"enabled": bool, "effort": str}` as the two reasoning flags; an effort alone switches reasoning on."""
+    if not reasoning_config:
+        return {}
+    unknown = sorted(set(reasoning_config) - {"enabled", "effort"})
+    if unknown:
+        raise ConfigError(f"reasoning_config: unknown key {unknown[0]!r}; known: enabled, effort")
+    enabled = reasoning_config.get("enabled")
+    if enabled is not None and not boolean("reasoning_config", enabled):
+        return {"reasoning_disabled": True}
+    return {"reasoning_effort": str(reasoning_config.get("effort") or "medium")}
+
+
+def _routing(options: Mapping[str, Any]) -> Routing:
+    routing = Routing(
+        only=options["providers_allowed"],
+        ignore=options["providers_ignored"],
+        order=options["providers_order"],
+        sort=options["provider_sort"],
+    )
+    contradictions = set(routing.ignore) & (set(routing.only) | set(routing.order))
+    if contradictions:
+        raise ConfigError(f"provider {sorted(contradictions)[0]!r} is both asked for and in --providers_ignored")
+    return routing
+
+
+def agent_settings(options: Mapping[str, Any]) -> AgentSettings:
+    """The agent half of the options. Raises ConfigError when the prefill file is unusable."""
+    system_prompt = options["system_prompt"]
+    return AgentSettings(
+        max_turns=options["max_turns"],
+        system_prompt=DEFAULT_SYSTEM_PROMPT if system_prompt is None else system_prompt,
+        ephemeral_system_prompt=options["ephemeral_system_prompt"],
+        prefill_messages=_read_prefill(options["prefill_messages_file"]),
+    )
+
+
+def _read_prefill(path: str) -> tuple[Message, ...]:
+    if not path:
+        return ()
+    try:
+        data = orjson.loads(Path(path).read_bytes().removeprefix(codecs.BOM_UTF8))
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"--prefill_messages_file={path}: cannot read it as JSON ({exc})") from exc
+    if not isinstance(data, list):
+        raise ConfigError(f"--prefill_messages_file={path}: it must be a JSON array of messages")
+    return prefill_from(data, where=f"--prefill_messages_file={path}")
+
+
+def prefill_from(messages: Iterable[object], where: str) -> tuple[Message, ...]:
+    """Check prefill messages: objects with a known `role` and text `content`. Raises ConfigError."""
+    checked = []
+    for number, message in enumerate(messages, start=1):
+        role = message.get("role") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        if role not in ("system", "user", "assistant") or not isinstance(content, str):
+            raise ConfigError(
+                f"{where}: message {number} must be "
+                '{"role": "user", "content": "..."}, its role one of system, user, assistant'
+            )
+        checked.append(Message(role=role, content=content))
+    return tuple(checked)
+
+
+def endpoint_for(base_url: str, api_key: str, environ: Mapping[str, str]) -> Endpoint:
+    """The endpoint and the key that goes to it.
+
+    A key given by flag goes wherever the user sends it. One from the environment goes only to the host it belongs
+    to, and only over TLS. A loopback or private address needs none.
+
+    Raises:
+        ConfigError: the URL is none, or the host needs a key and there is none.
+    """
+    url = _checked_url(base_url)
+    host = (url.hostname or "").lower()
+    if api_key:
+        return Endpoint(base_url.rstrip("/"), _checked_key("--api_key", api_key))
+    variable = key_variable(host)
+    key = environ.get(variable, "").strip() if url.scheme == "https" or is_private(host) else ""
+    if not key and not is_private(host):
+        hint = "" if url.scheme == "https" else " and an https:// address"
+        raise ConfigError(f"no key for {host}: set {variable} in the environment{hint}, or give --api_key")
+    return Endpoint(base_url.rstrip("/"), _checked_key(variable, key) if key else NO_KEY)
+
+
+def _checked_key(source: str, key: str) -> str:
+    """A key that can stand in a header. The complaint does not show it."""
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{source} is no key: it is blank, or holds a space or a character outside ASCII")
+    return key
+
+
+def _checked_url(base_url: str) -> SplitResult:
+    try:
+        url = urlsplit(base_url)
+        port_is_valid = url.port is None or 0 < url.port < 65536
+    except ValueError as exc:
+        raise ConfigError(f"--base_url={base_url}: {exc}") from exc
+    if url.scheme not in ("http", "https") or not url.hostname or not port_is_valid:
+        raise ConfigError(f"--base_url={base_url} is no address; e.g. --base_url=http://127.0.0.1:8000/v1")
+    if url.username or url.password:
+        raise ConfigError("--base_url must not contain a user or password; give --api_key instead")
+    if url.query or url.fragment:
+        # It would be kept in `run.json`, and is where some gateways want a key.
+        raise ConfigError("--base_url must end with its path, without ? or #; give a key as --api_key")
+    return url
+
+
+def key_variable(host: str) -> str:
+    """The environment variable whose key belongs to a host.
+
+    For a host that is not in our table it is made from the whole host name, so that a look-alike such as
+    `api.openai.com.example.org` never gets the key of another, nor a container called `cohere` that of Cohere.
+    """
+    for known, variable in KEY_VARIABLE_BY_HOST.items():
+        if _belongs_to(host, known):
+            return variable
+    return f"HOST_{re.sub(r'[^A-Z0-9]', '_', host.upper().replace('-', '__'))}_API_KEY"
+
+
+def _belongs_to(host: str, domain: str) -> bool:
+    return host == domain or host.endswith("." + domain)
+
+
+def is_private(host: str) -> bool:
+    """Whether a host is this machine or on a private network, by its literal name or address."""
+    if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host
+    return address.is_private or address.is_loopback or address.is_link_local

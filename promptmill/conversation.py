@@ -1,0 +1,127 @@
+"""AIAgent: one conversation outside any batch, for scripts and for trying things."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from promptmill.agent import Agent, ToolOffer
+from promptmill.client import ModelClient
+from promptmill.config import (
+    ModelSettings,
+    agent_settings,
+    environment,
+    is_local_model,
+    model_settings,
+    options_from,
+    prefill_from,
+    reasoning_options,
+)
+from promptmill.errors import ConfigError, Outcome
+from promptmill.exports.sharegpt import RowFacts, build_row
+from promptmill.local_model import local_model_server
+from promptmill.records import AgentResult, Sample
+from promptmill.shards import append_lines
+from toolsets.base import ToolContext, ToolsetError
+from toolsets.catalog import TOOLS, TOOLSETS, tools_in, unavailable
+from toolsets.sandboxes import choose, new_sandbox
+from toolsets.sandboxes.base import SandboxError, SandboxSpec
+
+SUCCESSFUL = Path("trajectory_samples.jsonl")
+FAILED = Path("failed_trajectories.jsonl")
+
+
+class AIAgent:
+    """An agent for single conversations. Each conversation gets a sandbox of its own.
+
+    Args:
+        max_iterations: Most model calls of a conversation.
+        enabled_toolsets: Toolsets to offer; None for all that can be used here.
+        reasoning_config: `{"enabled": bool, "effort": str}`.
+        prefill_messages: Messages sent after the system prompt on every request, never saved.
+        save_trajectories: Append each conversation to `trajectory_samples.jsonl` in the current folder when it
+            completed, else to `failed_trajectories.jsonl`.
+        skip_context_files: Accepted for compatibility: no context files are ever read.
+        skip_memory: Accepted for compatibility: there is no memory between conversations.
+        observe: Told each step as a line of text, while it happens.
+        **options: Flags of `batch_runner.py` that shape a conversation: `model`, `base_url`, `api_key`,
+            `max_tokens`, `temperature`, `top_p`, `system_prompt`, `ephemeral_system_prompt`, `sandbox`, the provider
+            and reasoning flags.
+
+    Raises:
+        ConfigError: an option is unknown or refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_iterations: int = 10,
+        enabled_toolsets: Sequence[str] | None = None,
+        reasoning_config: Mapping[str, Any] | None = None,
+        prefill_messages: Iterable[Mapping[str, str]] | None = None,
+        save_trajectories: bool = False,
+        skip_context_files: bool = True,
+        skip_memory: bool = True,
+        observe: Callable[[str], None] = lambda _line: None,
+        **options: Any,
+    ) -> None:
+        del skip_context_files, skip_memory
+        given = {**options, **reasoning_options(reasoning_config), "max_turns": max_iterations}
+        decided = options_from({name: value for name, value in given.items() if value is not None})
+        self.model = model_settings(decided, environment())
+        self.agent = agent_settings(decided)
+        if prefill_messages:
+            self.agent = replace(self.agent, prefill_messages=prefill_from(prefill_messages, "prefill_messages"))
+        self.save_trajectories = save_trajectories
+        self.observe = observe
+        try:
+            self.sandbox, self.sandbox_note = choose(decided["sandbox"])
+            self._offer = _offer(enabled_toolsets)
+        except (ValueError, SandboxError) as exc:
+            raise ConfigError(str(exc)) from exc
+
+    async def run_conversation(self, prompt: str) -> AgentResult:
+        """Hold one conversation, to its end; what went wrong in it is in the result.
+
+        Raises:
+            RunStoppedError: the endpoint refuses the key, the account or the model, or the disk refused the row.
+        """
+        async with AsyncExitStack() as stack:
+            model = await self._served(stack)
+            client = ModelClient(model, max_connections=1)
+            stack.push_async_callback(client.close)
+            sandbox = new_sandbox(self.sandbox, SandboxSpec(label="conversation"))
+            stack.push_async_callback(sandbox.close)
+            await sandbox.start()
+            agent = Agent(client, self.agent, self._offer, ToolContext(sandbox), self.observe)
+            result = await agent.run(prompt)
+        if self.save_trajectories:
+            self._save(prompt, result)
+        return result
+
+    async def _served(self, stack: AsyncExitStack) -> ModelSettings:
+        """The model with an endpoint; the embedded server, where it is asked for, lives as long as the stack."""
+        if not is_local_model(self.model.model):
+            return self.model
+        server = local_model_server(self.model.model, parallel=1, environ=environment(), note=self.observe)
+        return replace(self.model, endpoint=await stack.enter_async_context(server))
+
+    def _save(self, prompt: str, result: AgentResult) -> None:
+        facts = RowFacts(0, self.model.model, 0, tuple(TOOLS), datetime.now())
+        row = build_row(result, Sample(index=0, prompt=prompt, content_hash=""), facts)
+        path = SUCCESSFUL if result.outcome is Outcome.COMPLETED else FAILED
+        append_lines(Path.cwd() / path, [orjson.dumps(row)])
+
+
+def _offer(toolsets: Sequence[str] | None) -> ToolOffer:
+    """The tools of some toolsets, or of all that can be used here. Raises ToolsetError."""
+    if toolsets is None:
+        toolsets = [name for name in TOOLSETS if not TOOLSETS[name].missing]
+    if missing := unavailable(toolsets):
+        raise ToolsetError("; ".join(f"toolset {name!r} cannot be used: {why}" for name, why in missing.items()))
+    tools = {tool.name: tool for tool in tools_in(toolsets)}
+    return ToolOffer(tuple(toolsets), tools, frozenset(tools))

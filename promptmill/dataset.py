@@ -1,0 +1,179 @@
+"""The dataset: a JSONL file of prompts, scanned once and read again sample by sample.
+
+The scan keeps 28 bytes a sample (offset, hash, occurrence), never the prompts, so that a million prompts cost
+megabytes. A sample's text is read when its batch is made.
+"""
+
+import os
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from promptmill.errors import DatasetError, RunStoppedError
+from promptmill.records import Sample
+
+BOM = b"\xef\xbb\xbf"
+HASH_BYTES = 16
+OWN_COLUMNS = frozenset({"prompt", "image", "docker_image", "cwd"})
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedLine:
+    """A line that is no sample."""
+
+    line_number: int
+    """From 1, as an editor counts."""
+    reason: str
+
+
+@dataclass(slots=True)
+class Dataset:
+    """The valid rows of a file, in its order."""
+
+    path: Path
+    fingerprint: str = ""
+    """SHA-256 of what was read: the whole file, or up to the last sample that `max_samples` asked for."""
+    skipped: list[SkippedLine] = field(default_factory=list)
+    _descriptor: int = -1
+    _offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    _hashes: bytearray = field(default_factory=bytearray)
+    _occurrences: "array[int]" = field(default_factory=lambda: array("I"))
+
+    def __len__(self) -> int:
+        return len(self._occurrences)
+
+    def identity(self, index: int) -> tuple[bytes, int]:
+        """Content hash (16 bytes) and occurrence of one sample."""
+        start = index * HASH_BYTES
+        return bytes(self._hashes[start : start + HASH_BYTES]), self._occurrences[index]
+
+    def sample(self, index: int, attempt: int = 1) -> Sample:
+        """Read one sample.
+
+        Raises:
+            RunStoppedError: the file no longer holds what was scanned.
+        """
+        content_hash, occurrence = self.identity(index)
+        line = os.pread(self._descriptor, self._offsets[2 * index + 1], self._offsets[2 * index])
+        try:
+            row = _decode(line)
+            is_same = row is not None and _hash(row) == content_hash
+        except ValueError:
+            row, is_same = None, False
+        if row is None or not is_same:
+            raise RunStoppedError(
+                f"{self.path} was changed while the run was reading it; --resume goes on with the file as it is now"
+            )
+        extra = {name: value for name, value in row.items() if name not in OWN_COLUMNS}
+        return Sample(
+            index=index,
+            prompt=row["prompt"],
+            content_hash=content_hash.hex(),
+            occurrence=occurrence,
+            image=row.get("image") or row.get("docker_image") or "",
+            cwd=row.get("cwd") or "",
+            extra_json=orjson.dumps(extra).decode(),
+            attempt=attempt,
+        )
+
+    def close(self) -> None:
+        """Close the file; samples cannot be read any more."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def scan_dataset(
+    path: Path, *, max_samples: int | None = None, advance: Callable[[int], None] = lambda _count: None
+) -> Dataset:
+    """Find the samples of a JSONL file.
+
+    UTF-8 with or without BOM, LF or CRLF. Blank lines count for nothing; a line that is no JSON object with a
+    non-empty text `prompt` is skipped and listed.
+
+    Args:
+        path: A regular file; it is read again later.
+        max_samples: Stop after that many samples; the rest of the file is not read.
+        advance: Told the number of bytes of each line, for a progress bar.
+
+    Raises:
+        DatasetError: the file cannot be read, or not one sample is in it.
+    """
+    dataset = Dataset(path)
+    try:
+        if not path.is_file():
+            kind = "is no regular file" if path.exists() else "does not exist"
+            raise DatasetError(f'--dataset_file={path} {kind}; give a JSONL file with one {{"prompt": "..."}} a line')
+        _scan_lines(dataset, max_samples, advance)
+        dataset._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise DatasetError(f"--dataset_file={path}: cannot read it ({exc.strerror})") from exc
+    if not len(dataset):
+        detail = "".join(f"\n  line {line.line_number}: {line.reason}" for line in dataset.skipped[:10])
+        dataset.close()
+        raise DatasetError(f'{path}: no usable row; each line needs {{"prompt": "..."}}{detail}')
+    return dataset
+
+
+def _scan_lines(dataset: Dataset, max_samples: int | None, advance: Callable[[int], None]) -> None:
+    seen: dict[bytes, int] = {}
+    fingerprint = sha256()
+    offset = 0
+    with dataset.path.open("rb", buffering=1 << 20) as file:
+        for number, line in enumerate(file, start=1):
+            fingerprint.update(line)
+            content_hash = None
+            try:
+                row = _decode(line)
+                content_hash = None if row is None else _hash(row)
+            except ValueError as exc:
+                dataset.skipped.append(SkippedLine(number, str(exc)))
+            if content_hash is not None:
+                occurrence = seen.get(content_hash, 0)
+                seen[content_hash] = occurrence + 1
+                dataset._offsets.extend((offset, len(line)))
+                dataset._hashes += content_hash
+                dataset._occurrences.append(occurrence)
+            offset += len(line)
+            advance(len(line))
+            if max_samples is not None and len(dataset) >= max_samples:
+                break
+    dataset.fingerprint = fingerprint.hexdigest()
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """One line as a dataset row; None when it is blank. Raises ValueError with the reason when it is no sample."""
+    content = line.removeprefix(BOM).strip()
+    if not content:
+        return None
+    try:
+        row = orjson.loads(content)
+    except orjson.JSONDecodeError as exc:
+        raise ValueError(f"not valid JSON ({exc})") from exc
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    prompt = row.get("prompt")
+    if "prompt" not in row:
+        raise ValueError('no "prompt" field')
+    if not isinstance(prompt, str):
+        raise ValueError('"prompt" is not text')
+    if not prompt.strip():
+        raise ValueError('"prompt" is empty')
+    for name in ("image", "docker_image", "cwd"):
+        if not isinstance(row.get(name) or "", str):
+            raise ValueError(f'"{name}" is not text')
+    return row
+
+
+def _hash(row: dict[str, Any]) -> bytes:
+    """The identity of a row: the same for any spacing or order of keys. Raises ValueError when it has none."""
+    try:
+        canonical = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as exc:
+        raise ValueError(f"nested too deeply ({exc})") from exc
+    return blake2b(canonical, digest_size=HASH_BYTES).digest()

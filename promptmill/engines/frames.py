@@ -1,0 +1,86 @@
+"""Messages between the runner and a worker process: length-prefixed pickles over a socket pair.
+
+Both ends are our own code on one machine; whatever models and tools produced travels inside as text or bytes.
+"""
+
+import asyncio
+import pickle
+import socket
+from dataclasses import dataclass
+
+from promptmill.records import Batch, SampleResult, TurnEvent
+
+_LENGTH_BYTES = 8
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """The worker has started and takes batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """All samples of a batch have been sent."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """The worker met something that must stop the run."""
+
+    error: Exception
+
+
+Frame = WorkerReady | Batch | SampleResult | TurnEvent | BatchFinished | StopRun
+
+
+class FrameChannel:
+    """One end of the socket pair."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, end: socket.socket) -> "FrameChannel":
+        """Take over a connected socket."""
+        end.setblocking(False)
+        return cls(*await asyncio.open_connection(sock=end, limit=_BUFFER_BYTES))
+
+    async def receive(self) -> Frame | None:
+        """The next message, or None when the other end is gone."""
+        try:
+            header = await self._reader.readexactly(_LENGTH_BYTES)
+            payload = await self._reader.readexactly(int.from_bytes(header, "big"))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        frame: Frame = pickle.loads(payload)
+        return frame
+
+    def post(self, frame: Frame) -> None:
+        """Queue a message; it is dropped when the other end is gone."""
+        payload = pickle.dumps(frame, protocol=pickle.HIGHEST_PROTOCOL)
+        self._writer.write(len(payload).to_bytes(_LENGTH_BYTES, "big") + payload)
+
+    async def send(self, frame: Frame) -> None:
+        """Queue a message, and wait while the other end is behind."""
+        self.post(frame)
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            return
+
+    def end_sending(self) -> None:
+        """Tell the other end that nothing more will come."""
+        if self._writer.can_write_eof() and not self._writer.is_closing():
+            self._writer.write_eof()
+
+    async def close(self) -> None:
+        """Close this end."""
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except ConnectionError:
+            return

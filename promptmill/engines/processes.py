@@ -1,0 +1,194 @@
+"""Workers in processes of our own, each with an event loop in which its share of the batches overlaps.
+
+Not `multiprocessing.Pool`, which waits for ever when a child dies, nor ProcessPoolExecutor, which breaks whole. Here a
+worker's socket ends when the worker does: that is seen at once, the worker is replaced, and what it had in flight is
+run again. A sample in flight in two workers that died is failed.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerContext, SpawnContext
+
+from promptmill.engines.base import Engine
+from promptmill.engines.frames import BatchFinished, FrameChannel, StopRun, WorkerReady
+from promptmill.engines.process_entry import process_entry
+from promptmill.errors import EngineError, Outcome
+from promptmill.finished import finished_sample, unstarted
+from promptmill.records import Batch, Sample, SampleResult, TurnEvent, WorkerEvents
+
+MAX_DEATHS_OF_A_SAMPLE = 2
+MAX_FAILED_STARTS = 3
+END_GRACE_S = 10.0
+"""How long a worker may take to close its sandboxes before it is killed."""
+
+
+class Backlog:
+    """Batches not yet given to a worker: those of dead workers first, then the run's own."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._again: deque[Batch] = deque()
+        self._batches = batches
+
+    def take(self) -> Batch | None:
+        """The next batch, or None when there is none now."""
+        return self._again.popleft() if self._again else next(self._batches, None)
+
+    def give_back(self, batch: Batch) -> None:
+        """Queue what a dead worker left of a batch."""
+        self._again.append(batch)
+
+
+@dataclass(slots=True)
+class Lane:
+    """A place for one worker process, refilled when its worker dies."""
+
+    slots: int
+    """Batches that overlap in it."""
+    first: deque[Batch] = field(default_factory=deque)
+    """Batches dealt to it at the start, so that few batches are spread over all lanes."""
+    in_flight: dict[int, deque[Sample]] = field(default_factory=dict)
+    """Batch number -> samples not yet finished; the first of them is the one that runs."""
+    is_ready: bool = False
+    """Whether the present worker has started."""
+    failed_starts: int = 0
+    """Workers in a row that died before they had started."""
+
+
+class ProcessEngine(Engine):
+    """`num_workers` batches on `min(num_workers, max(4, CPUs))` processes."""
+
+    async def run(self, batches: Iterator[Batch], events: WorkerEvents) -> None:
+        self._backlog = Backlog(batches)
+        self._events = events
+        self._deaths: Counter[tuple[str, int]] = Counter()
+        self._context = process_context()
+        lanes = self._deal()
+        tasks = [asyncio.create_task(self._run_lane(lane)) for lane in lanes]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _deal(self) -> list[Lane]:
+        """Lanes for the run, the first batches dealt to them one by one; lanes without a batch are left out."""
+        workers = self.settings.config.num_workers
+        count = min(workers, max(4, os.cpu_count() or 1))
+        lanes = [Lane(slots=workers // count + (place < workers % count)) for place in range(count)]
+        for turn in range(lanes[0].slots):
+            for lane in (lane for lane in lanes if turn < lane.slots):
+                if batch := self._backlog.take():
+                    lane.first.append(batch)
+        return [lane for lane in lanes if lane.first]
+
+    async def _run_lane(self, lane: Lane) -> None:
+        while batch := self._next_batch(lane):
+            lane.first.appendleft(batch)
+            if not await self._run_worker(lane):
+                await self._bury(lane)
+
+    def _next_batch(self, lane: Lane) -> Batch | None:
+        return lane.first.popleft() if lane.first else self._backlog.take()
+
+    async def _run_worker(self, lane: Lane) -> bool:
+        """Run one worker process until the lane's work is done (True) or the process has died (False)."""
+        ours, theirs = socket.socketpair()
+        settings = replace(self.settings, conversations=lane.slots)
+        process = self._context.Process(target=process_entry, args=(settings, theirs), daemon=True)
+        await asyncio.to_thread(process.start)
+        theirs.close()
+        channel = await FrameChannel.open(ours)
+        try:
+            return await self._serve(lane, channel)
+        finally:
+            await asyncio.shield(self._end(process, channel))
+
+    async def _serve(self, lane: Lane, channel: FrameChannel) -> bool:
+        lane.is_ready = False
+        self._fill(lane, channel)
+        while lane.in_flight:
+            match await channel.receive():
+                case None:
+                    return False
+                case WorkerReady():
+                    lane.is_ready, lane.failed_starts = True, 0
+                case SampleResult() as result:
+                    lane.in_flight[result.batch_number].popleft()
+                    await self._events.sample_finished(result)
+                case BatchFinished(number):
+                    del lane.in_flight[number]
+                    await self._events.batch_finished(number)
+                    self._fill(lane, channel)
+                case TurnEvent() as event:
+                    self._events.turn(event)
+                case StopRun(error):
+                    raise error
+        return True
+
+    def _fill(self, lane: Lane, channel: FrameChannel) -> None:
+        """Give the worker batches for its free slots."""
+        while len(lane.in_flight) < lane.slots and (batch := self._next_batch(lane)):
+            lane.in_flight[batch.number] = deque(batch.samples)
+            channel.post(batch)
+
+    async def _end(self, process: multiprocessing.process.BaseProcess, channel: FrameChannel) -> None:
+        """Let the worker finish what it has begun to send, then see it gone."""
+        channel.end_sending()
+        try:
+            async with asyncio.timeout(END_GRACE_S):
+                while (frame := await channel.receive()) is not None:
+                    if isinstance(frame, SampleResult):
+                        await self._events.sample_finished(frame)
+        except TimeoutError:
+            process.kill()
+        await asyncio.to_thread(process.join, END_GRACE_S)
+        if process.is_alive():
+            process.kill()
+            await asyncio.to_thread(process.join)
+        await channel.close()
+
+    async def _bury(self, lane: Lane) -> None:
+        """Queue again what a dead worker had, and fail samples that were in flight in two dead workers.
+
+        Raises:
+            EngineError: workers die before they have started.
+        """
+        lane.failed_starts += not lane.is_ready
+        if lane.failed_starts >= MAX_FAILED_STARTS:
+            raise EngineError("worker processes die while they start; run with --engine=inline to see why")
+        left, lane.in_flight = lane.in_flight, {}
+        for number, samples in left.items():
+            if samples and lane.is_ready:
+                await self._blame(samples, number)
+            if samples:
+                self._backlog.give_back(Batch(number, tuple(samples)))
+            else:
+                await self._events.batch_finished(number)
+
+    async def _blame(self, samples: deque[Sample], batch_number: int) -> None:
+        """Count a death against the sample that was running; fail it when it is the second."""
+        sample = samples[0]
+        identity = (sample.content_hash, sample.occurrence)
+        self._deaths[identity] += 1
+        if self._deaths[identity] < MAX_DEATHS_OF_A_SAMPLE:
+            return
+        samples.popleft()
+        result = unstarted(self.settings.config, sample)
+        result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "worker_died"
+        result.error = f"{MAX_DEATHS_OF_A_SAMPLE} worker processes died while this prompt ran"
+        await self._events.sample_finished(finished_sample(self.settings.config, result, sample, batch_number))
+
+
+def process_context() -> ForkServerContext | SpawnContext:
+    """A warm fork server where there is one (it has the imports done), else fresh interpreters."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["promptmill.engines.process_worker"])
+    return context

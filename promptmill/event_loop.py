@@ -1,0 +1,18 @@
+"""The event loop that doors and worker processes run in: uvloop where there is one."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # a platform without uvloop
+    from asyncio import new_event_loop  # type: ignore[assignment]
+
+
+def run_in_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in a new loop."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)

@@ -1,0 +1,33 @@
+"""A sample's end: what became of it, as the row that will be saved."""
+
+from datetime import datetime
+
+import orjson
+
+from promptmill.agent import opening_messages
+from promptmill.config import RunConfig
+from promptmill.errors import Outcome
+from promptmill.exports.sharegpt import RowFacts, build_row
+from promptmill.records import AgentResult, Sample, SampleResult
+from promptmill.rows import summarise
+from toolsets.catalog import TOOLS
+
+
+def unstarted(config: RunConfig, sample: Sample) -> AgentResult:
+    """A result for a sample whose conversation never began or was lost with its worker."""
+    return AgentResult(
+        outcome=Outcome.FAILED_TRANSIENT,
+        stop_reason="not_started",
+        messages=opening_messages(config.agent, sample.prompt),
+    )
+
+
+def finished_sample(config: RunConfig, result: AgentResult, sample: Sample, batch_number: int) -> SampleResult:
+    """Build and encode the row. A row without any reasoning is marked as discarded, unless those are kept."""
+    facts = RowFacts(batch_number, config.model.model, config.seed, tuple(TOOLS), datetime.now())
+    row = build_row(result, sample, facts)
+    if result.outcome in (Outcome.COMPLETED, Outcome.PARTIAL) and not (
+        row["reasoning_turns"] or config.keep_no_reasoning
+    ):
+        row |= {"outcome": str(Outcome.DISCARDED), "error": "discarded: no assistant turn has reasoning"}
+    return SampleResult(batch_number, sample.index, orjson.dumps(row), summarise(row))

@@ -1,0 +1,97 @@
+"""What is settled before anything is made or called: where tools run, which tools there are, what to warn about."""
+
+from dataclasses import dataclass
+from random import Random
+
+from promptmill.config import RunConfig, WorkerSettings, is_local_model
+from promptmill.dataset import Dataset
+from promptmill.engines import engine_class
+from promptmill.errors import ConfigError
+from toolsets.base import ToolsetError
+from toolsets.catalog import unavailable
+from toolsets.distributions import DISTRIBUTIONS, sample_toolsets
+from toolsets.sandboxes import choose
+from toolsets.sandboxes.base import SandboxError
+
+SHOWN_SKIPPED_LINES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The decisions, and the lines that tell them."""
+
+    worker: WorkerSettings
+    notes: tuple[str, ...]
+
+
+def preflight(config: RunConfig, dataset: Dataset) -> Preflight:
+    """Settle a run.
+
+    Raises:
+        ConfigError: an unknown engine, sandbox or distribution, or one that cannot work here.
+    """
+    engine_class(config.engine)
+    try:
+        sandbox, sandbox_note = choose(config.sandbox)
+    except (ValueError, SandboxError) as exc:
+        raise ConfigError(f"--sandbox={config.sandbox}: {exc}") from exc
+    missing, available = settle_toolsets(config.distribution)
+    notes = [*skipped_notes(dataset), batches_note(config, len(dataset)), sandbox_note]
+    if missing:
+        reasons = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
+        notes.append(f"Toolsets left out: {reasons}")
+    notes += reasoning_notes(config)
+    settings = WorkerSettings(config, sandbox, available, conversations=config.num_workers)
+    return Preflight(settings, tuple(notes))
+
+
+def settle_toolsets(distribution: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """A distribution's toolsets that cannot be used here, with the reasons, and those that can.
+
+    Raises:
+        ConfigError: there is no such distribution, or nothing of it can be used.
+    """
+    try:
+        sample_toolsets(distribution, Random(0), available=None)
+        named = DISTRIBUTIONS[distribution].percent_by_toolset
+        missing = unavailable(named)
+        available = tuple(name for name in named if name not in missing)
+        sample_toolsets(distribution, Random(0), available=available)
+    except ToolsetError as exc:
+        raise ConfigError(f"--distribution={distribution}: {exc}") from exc
+    return missing, available
+
+
+def skipped_notes(dataset: Dataset) -> list[str]:
+    """The dataset's lines that are no samples: how many, and the first ten."""
+    skipped = dataset.skipped
+    if not skipped:
+        return []
+    notes = [f"Skipped {len(skipped)} line{'s' * (len(skipped) > 1)} of {dataset.path}:"]
+    notes += [f"  line {line.line_number}: {line.reason}" for line in skipped[:SHOWN_SKIPPED_LINES]]
+    if len(skipped) > SHOWN_SKIPPED_LINES:
+        notes.append(f"  … and {len(skipped) - SHOWN_SKIPPED_LINES} more, all listed in run.json")
+    return notes
+
+
+def batches_note(config: RunConfig, samples: int) -> str:
+    """How the run is cut up, and what to change when workers would stand idle."""
+    batches = -(-samples // config.batch_size)
+    said = "" if config.batch_size_given else " (the default; --batch_size changes it)"
+    note = (
+        f"{samples:,} prompts in {batches:,} batches of {config.batch_size}{said}, "
+        f"{config.num_workers} in flight at once, model {config.model.model}"
+    )
+    if batches < config.num_workers and samples > batches:
+        fill = max(1, samples // config.num_workers)
+        note += f"\nFewer batches than workers: --batch_size={fill} would keep more of them busy"
+    return note
+
+
+def reasoning_notes(config: RunConfig) -> list[str]:
+    """Warn when rows without reasoning are to be expected and would be discarded."""
+    if config.keep_no_reasoning or not config.model.reasoning.is_off or is_local_model(config.model.model):
+        return []
+    return [
+        "Reasoning is switched off, and rows without any reasoning are discarded: give --keep_no_reasoning to keep them"
+    ]

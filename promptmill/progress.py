@@ -1,0 +1,117 @@
+"""What a person sees while a run is on: a bar where stderr is a terminal, plain lines at intervals elsewhere."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from promptmill.errors import OUTCOME_POLICY, Destination
+from promptmill.escaping import escaped
+from promptmill.records import RowSummary, TurnEvent
+
+PLAIN_INTERVAL_S = 10.0
+BAR_DELAY_S = 1.0
+BAR_FORMAT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} prompts [{elapsed}<{remaining}{postfix}]"
+
+
+class Progress:
+    """Counts ended samples and shows them. Not for use by several threads."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._bar: tqdm[Any] | None = None
+        self._counts: Counter[Destination] = Counter()
+        self._tokens = 0
+        self._started_s = self._last_line_s = clock()
+        self._total = self._done_before = 0
+        self._has_shown_failure = False
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a bar can be drawn."""
+        return self._stream.isatty()
+
+    def note(self, line: str) -> None:
+        """Print a line, above the bar where there is one. The line is trusted up to control characters."""
+        text = "\n".join(escaped(part) for part in line.split("\n"))
+        if self._bar is not None:
+            tqdm.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def start(self, total: int, done_before: int) -> None:
+        """Begin to count: `total` samples in all, of which `done_before` were done by earlier starts."""
+        self._total, self._done_before = total, done_before
+        self._started_s = self._last_line_s = self._clock()
+        if self.is_terminal:
+            self._bar = tqdm(
+                total=total, initial=done_before, file=self._stream, dynamic_ncols=True, bar_format=BAR_FORMAT
+            )
+
+    def sample_finished(self, summary: RowSummary) -> None:
+        """Count one ended sample; the first failure is shown at once."""
+        destination = OUTCOME_POLICY[summary.outcome].destination
+        self._counts[destination] += 1
+        self._tokens += summary.usage.completion_tokens
+        if destination is Destination.FAILED and not self._has_shown_failure:
+            self._has_shown_failure = True
+            self.note(f"first failure ({summary.stop_reason}): {summary.error[:500]}")
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._figures(), refresh=False)
+            self._bar.update(1)
+        elif self._clock() - self._last_line_s >= PLAIN_INTERVAL_S:
+            self._last_line_s = self._clock()
+            self.note(self._plain_line())
+
+    def turn(self, event: TurnEvent) -> None:
+        """Show one line of `--verbose`."""
+        self.note(f"[{event.index}] {event.text}")
+
+    def finish(self) -> None:
+        """Take the bar down, with the last counts left on the screen. Safe to call twice."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        elif self._total and self._finished:
+            self.note(self._plain_line())
+        self._total = 0
+
+    @property
+    def _finished(self) -> int:
+        return sum(self._counts.values())
+
+    def _figures(self) -> str:
+        elapsed_s = max(self._clock() - self._started_s, 1e-9)
+        parts = [f"done {self._counts[Destination.SHARD]}"]
+        parts += [f"failed {self._counts[Destination.FAILED]}"] if self._counts[Destination.FAILED] else []
+        parts += [f"discarded {self._counts[Destination.DISCARDED]}"] if self._counts[Destination.DISCARDED] else []
+        return ", ".join(
+            [*parts, f"{60 * self._finished / elapsed_s:.1f}/min", f"{self._tokens / elapsed_s:.0f} tok/s"]
+        )
+
+    def _plain_line(self) -> str:
+        finished = self._finished
+        elapsed_s = self._clock() - self._started_s
+        left = self._total - self._done_before - finished
+        eta = f", {left * elapsed_s / finished:.0f} s left" if finished and left > 0 else ""
+        return f"{self._done_before + finished}/{self._total} prompts ({self._figures()}{eta})"
+
+
+@contextmanager
+def byte_bar(description: str, total_bytes: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar over bytes for a scan or a merge; it appears only when that takes over a second, on a terminal."""
+    out = stream if stream is not None else sys.stderr
+    with tqdm(
+        total=total_bytes, desc=description, unit="B", unit_scale=True, delay=BAR_DELAY_S, leave=False, file=out,
+        disable=not out.isatty(),
+    ) as bar:  # fmt: skip
+
+        def advance(count: int) -> None:
+            bar.update(count)
+
+        yield advance

@@ -1,0 +1,198 @@
+"""Every record that crosses a file boundary of the house."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from promptmill.errors import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One valid row of the dataset."""
+
+    index: int
+    """Position among the valid rows of the dataset, from 0."""
+    prompt: str
+    content_hash: str
+    """32 hex digits over the whole dataset row: the sample's identity, wherever it stands in the file."""
+    occurrence: int = 0
+    """How many samples with the same content come before it; tells repeated rows apart."""
+    image: str = ""
+    cwd: str = ""
+    extra_json: str = "{}"
+    """The row's further columns, as JSON text."""
+    attempt: int = 1
+    """How often it is tried with this one, over all starts of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples that one worker runs one after another; `number` names their shard."""
+
+    number: int
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the endpoint reported them. `reported_calls` says how many calls reported any."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    reported_calls: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reported_calls + other.reported_calls,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that a model asked for."""
+
+    id: str
+    name: str
+    arguments: str
+    """As the model wrote it; not always valid JSON."""
+
+    @property
+    def json_arguments(self) -> str:
+        """Arguments that are valid JSON: as the model wrote them where they are, else wrapped and whole."""
+        try:
+            is_object = isinstance(orjson.loads(self.arguments), dict)
+        except orjson.JSONDecodeError:
+            is_object = False
+        return self.arguments if is_object else orjson.dumps({"invalid_arguments": self.arguments}).decode()
+
+
+@dataclass(slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a reply that its endpoint wants back unchanged on later turns."""
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """The client's own: this message as sent, so that a growing conversation is encoded once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """What one model call gave."""
+
+    message: Message
+    finish_reason: str
+    usage: Usage
+    cut: bool = False
+    """Whether the token limit ended it; its last call may then be incomplete and must not be executed."""
+
+
+@dataclass(slots=True)
+class ToolTally:
+    """How often one tool was called, by the executor's own knowledge."""
+
+    success: int = 0
+    failure: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.success + self.failure
+
+
+@dataclass(slots=True)
+class AgentResult:
+    """One conversation and what is known about it."""
+
+    outcome: Outcome
+    stop_reason: str
+    """Why it ended: `answer`, `max_turns`, `output_cut`, `context_full`, or the class of the failure."""
+    messages: list[Message]
+    """From the system message on; without the ephemeral system prompt and the prefill messages."""
+    api_calls: int = 0
+    usage: Usage = Usage()
+    tool_tallies: dict[str, ToolTally] = field(default_factory=dict)
+    """By name, unknown names included."""
+    toolsets: tuple[str, ...] = ()
+    tool_schemas: tuple[Mapping[str, Any], ...] = ()
+    unknown_tools: tuple[str, ...] = ()
+    """Names the model called that no tool of the run has."""
+    error: str = ""
+    duration_s: float = 0.0
+
+    @property
+    def final_response(self) -> str:
+        """The last answer's text; empty when the conversation ended without one."""
+        last = self.messages[-1] if self.messages else None
+        return last.content if last is not None and last.role == "assistant" and not last.tool_calls else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSummary:
+    """What statistics, progress and resume need of a row; made from the row alone, so a scan gives the same."""
+
+    content_hash: str
+    occurrence: int
+    prompt: str
+    image: str
+    cwd: str
+    batch_number: int
+    outcome: Outcome
+    stop_reason: str
+    assistant_turns: int
+    reasoning_turns: int
+    api_calls: int
+    tallies: Mapping[str, tuple[int, int]]
+    """Tool name -> (successes, failures), used tools only."""
+    unknown_tools: tuple[str, ...]
+    toolsets: tuple[str, ...]
+    usage: Usage
+    timestamp: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What a worker hands to the runner when a sample has ended."""
+
+    batch_number: int
+    index: int
+    row: bytes
+    """The row, encoded, without the newline."""
+    summary: RowSummary
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEvent:
+    """One line of `--verbose`: what happened in a sample's conversation."""
+
+    index: int
+    text: str
+    """Untrusted; escaped where it is shown."""
+
+
+class WorkerEvents(Protocol):
+    """Where a worker's work goes."""
+
+    async def sample_finished(self, result: SampleResult) -> None:
+        """A sample has ended; returns when the next one may start."""
+
+    async def batch_finished(self, number: int) -> None:
+        """All samples of a batch have ended."""
+
+    def turn(self, event: TurnEvent) -> None:
+        """Something happened in a conversation; called only when the run is verbose."""

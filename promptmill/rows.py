@@ -1,0 +1,145 @@
+"""The saved row: its keys and their order, and what is read back from it.
+
+Every row has every key, always of one type, never null: that is what lets `datasets` load a file of them. Rows that
+other programs wrote have only the documented keys; `completed_row` gives them ours.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from promptmill.errors import Outcome
+from promptmill.records import RowSummary, Usage
+
+DOCUMENTED_DEFAULTS: Mapping[str, Any] = {
+    "prompt_index": -1,
+    "conversations": [],
+    "metadata": {},
+    "completed": False,
+    "partial": False,
+    "api_calls": 0,
+    "toolsets_used": [],
+    "tool_stats": {},
+    "tool_error_counts": {},
+}
+DOCUMENTED_KEYS = tuple(DOCUMENTED_DEFAULTS)
+OWN_DEFAULTS: Mapping[str, Any] = {
+    "outcome": "",
+    "stop_reason": "",
+    "error": "",
+    "content_hash": "",
+    "occurrence": 0,
+    "attempt": 1,
+    "image": "",
+    "cwd": "",
+    "extra": "{}",
+    "tools": "[]",
+    "unknown_tools": [],
+    "usage": {
+        "prompt_tokens": 0, "completion_tokens": 0, "reasoning_tokens": 0, "cached_tokens": 0, "reported_calls": 0,
+    },
+    "assistant_turns": 0,
+    "reasoning_turns": 0,
+    "duration_s": 0.0,
+    "seed": 0,
+}  # fmt: skip
+"""Our keys, after the documented ones, in this order."""
+
+_LEADING_THINK = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+_CONTENT_HASH = re.compile(r"[0-9a-f]{32}")
+_OUTCOMES = frozenset(Outcome)
+
+
+def has_reasoning(value: str) -> bool:
+    """Whether an assistant turn's text begins with reasoning that is not blank; a tag further on is quoted text."""
+    leading = _LEADING_THINK.match(value)
+    return bool(leading and leading[1].strip()) or "<REASONING_SCRATCHPAD>" in value
+
+
+def normalised_tool_columns(row: Mapping[str, Any], tool_names: Sequence[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """`tool_stats` and `tool_error_counts` with exactly `tool_names` as keys, in that order, zero when unused."""
+    stats = _typed(row, "tool_stats")
+    columns = {name: _tally(stats.get(name)) for name in tool_names}
+    return columns, {name: tally["failure"] for name, tally in columns.items()}
+
+
+def _tally(value: object) -> dict[str, int]:
+    entry = value if isinstance(value, Mapping) else {}
+    return {key: _whole(entry.get(key)) for key in ("count", "success", "failure")}
+
+
+def _whole(value: object) -> int:
+    """A count that another program wrote; 0 when it is none."""
+    return value if isinstance(value, int) else 0
+
+
+def completed_row(row: Mapping[str, Any], tool_names: Sequence[str]) -> dict[str, Any]:
+    """A row with every key in order and of its type, whoever wrote it."""
+    stats, errors = normalised_tool_columns(row, tool_names)
+    full = {key: _typed(row, key) for key in (*DOCUMENTED_DEFAULTS, *OWN_DEFAULTS)}
+    return full | {"tool_stats": stats, "tool_error_counts": errors}
+
+
+def _typed(row: Mapping[str, Any], key: str) -> Any:
+    """A row's value where it has the key's type, else the key's default: other programs use our names as they like."""
+    default = DOCUMENTED_DEFAULTS[key] if key in DOCUMENTED_DEFAULTS else OWN_DEFAULTS[key]
+    value = row.get(key)
+    return value if isinstance(value, type(default)) else default
+
+
+def is_row(row: object) -> bool:
+    """Whether a decoded line is a trajectory: the documented keys that nothing can do without, of their types."""
+    if not isinstance(row, dict):
+        return False
+    turns = row.get("conversations")
+    if not isinstance(turns, list) or not isinstance(row.get("metadata"), dict):
+        return False
+    return all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns)
+
+
+def prompt_of(row: Mapping[str, Any]) -> str:
+    """The dataset's prompt: the first human turn."""
+    return next((turn["value"] for turn in row["conversations"] if turn.get("from") == "human"), "")
+
+
+def summarise(row: Mapping[str, Any]) -> RowSummary:
+    """Read a decoded row (see `is_row`) into what statistics, progress and resume need. Never fails."""
+    answers = [turn["value"] for turn in row["conversations"] if turn.get("from") == "gpt"]
+    content_hash = _typed(row, "content_hash")
+    is_ours = _CONTENT_HASH.fullmatch(content_hash) is not None
+    usage = _typed(row, "usage")
+    return RowSummary(
+        content_hash=content_hash if is_ours else "",
+        occurrence=_typed(row, "occurrence"),
+        prompt=prompt_of(row),
+        image=_typed(row, "image"),
+        cwd=_typed(row, "cwd"),
+        batch_number=_whole(row["metadata"].get("batch_num")),
+        outcome=_outcome(row),
+        stop_reason=_typed(row, "stop_reason"),
+        assistant_turns=len(answers),
+        reasoning_turns=_typed(row, "reasoning_turns") if is_ours else sum(map(has_reasoning, answers)),
+        api_calls=_typed(row, "api_calls"),
+        tallies=_used_tools(_typed(row, "tool_stats")),
+        unknown_tools=tuple(map(str, _typed(row, "unknown_tools"))),
+        toolsets=tuple(map(str, _typed(row, "toolsets_used"))),
+        usage=Usage(**{name: _whole(usage.get(name)) for name in OWN_DEFAULTS["usage"]}),
+        timestamp=str(row["metadata"].get("timestamp") or ""),
+        error=_typed(row, "error"),
+    )
+
+
+def _outcome(row: Mapping[str, Any]) -> Outcome:
+    if _typed(row, "outcome") in _OUTCOMES:
+        return Outcome(row["outcome"])
+    return Outcome.COMPLETED if row.get("completed") else Outcome.PARTIAL
+
+
+def _used_tools(stats: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    tallies = {name: _tally(value) for name, value in stats.items()}
+    return {name: (tally["success"], tally["failure"]) for name, tally in tallies.items() if any(tally.values())}
+
+
+def union_of_tools(known: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:
+    """The tool columns of a merge: the known tools in their order, then any others by name."""
+    return (*known, *sorted(set(used) - set(known)))

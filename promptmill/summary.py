@@ -1,0 +1,99 @@
+"""What a person sees when a run has ended: the statistics as tables. Made from `statistics.json`'s content alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from promptmill.escaping import escaped
+
+
+def print_summary(statistics: Mapping[str, Any], run_dir: str, console: Console | None = None) -> None:
+    """Print the summary of a run to standard output."""
+    console = console or Console()
+    console.print(_summary(statistics, run_dir), soft_wrap=False)
+
+
+def _summary(statistics: Mapping[str, Any], run_dir: str) -> Group:
+    parts: list[Any] = [
+        Text(),
+        Text(f"Run {escaped(statistics['run_name'])}", style="bold"),
+        _samples_table(statistics["samples"]),
+        Text(),
+        _facts_table(statistics),
+    ]
+    used = {name: entry for name, entry in statistics["tool_usage"].items() if entry["count"]}
+    if used:
+        parts += [Text(), _tools_table(used)]
+    reasons = statistics["filtered_by_reason"]
+    if reasons:
+        shown = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        parts += [Text(), Text(f"Left out of the merge by a filter: {shown}")]
+    rows = f"{statistics['merged_rows']:,} rows in {escaped(run_dir)}/trajectories.jsonl"
+    parts += [Text(), Text(rows, style="bold")]
+    return Group(*parts)
+
+
+def _samples_table(samples: Mapping[str, int]) -> Table:
+    table = Table(show_header=False, box=None)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("prompts in the dataset", f"{samples['dataset']:,}")
+    labels = {
+        "completed": "completed",
+        "partial": "partial (turn limit, output cut, context full)",
+        "discarded_no_reasoning": "discarded (no reasoning in any turn)",
+        "filtered": "filtered at the merge",
+        "failed": "failed (run again on --resume)",
+        "pending": "pending (not started or interrupted)",
+    }
+    for key, label in labels.items():
+        table.add_row(f"  {label}", f"{samples[key]:,}", style="" if samples[key] else "dim")
+    return table
+
+
+def _facts_table(statistics: Mapping[str, Any]) -> Table:
+    table = Table(show_header=False, box=None)
+    table.add_column()
+    table.add_column()
+    reasoning, tokens = statistics["reasoning"], statistics["tokens"]
+    table.add_row(
+        "Reasoning coverage",
+        f"{reasoning['coverage_percent']:.1f} % of {reasoning['assistant_turns']:,} assistant turns, "
+        f"{reasoning['includes']} included",
+    )
+    reported, calls = tokens["calls_that_reported"], statistics["api_calls"]
+    if reported:
+        known = "" if reported >= calls else f" (reported by {reported:,} of {calls:,} calls)"
+        table.add_row("Tokens", f"{tokens['prompt']:,} prompt, {tokens['completion']:,} completion{known}")
+    else:
+        table.add_row("Tokens", "unknown: the endpoint reports none")
+    table.add_row("Model calls", f"{calls:,}")
+    starts = len(statistics["starts"])
+    table.add_row(
+        "Duration", f"{duration(statistics['duration_s'])}" + (f" over {starts} starts" if starts > 1 else "")
+    )
+    return table
+
+
+def _tools_table(used: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(box=None, header_style="dim")
+    for column in ("tool", "calls", "succeeded", "failed", "success"):
+        table.add_column(column, justify="left" if column == "tool" else "right")
+    for name, entry in sorted(used.items(), key=lambda item: -item[1]["count"]):
+        table.add_row(
+            Text(name), f"{entry['count']:,}", f"{entry['success']:,}", f"{entry['failure']:,}",
+            f"{entry['success_percent']:.1f} %",
+        )  # fmt: skip
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -1,0 +1,98 @@
+"""What one worker runs: batches that overlap in one event loop, each batch's samples one after another.
+
+A worker never touches the run folder. What it finishes it hands on as encoded rows.
+"""
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import Callable
+
+from promptmill.agent import Agent, ToolOffer, record_failure
+from promptmill.client import ModelClient
+from promptmill.config import WorkerSettings
+from promptmill.errors import Outcome, RunStoppedError
+from promptmill.escaping import preview
+from promptmill.finished import finished_sample, unstarted
+from promptmill.records import AgentResult, Batch, Sample, TurnEvent, WorkerEvents
+from toolsets.base import ToolContext
+from toolsets.catalog import tools_in
+from toolsets.distributions import sample_toolsets
+from toolsets.sandboxes import new_sandbox
+from toolsets.sandboxes.base import Sandbox, SandboxError, SandboxSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs batches. Enter it before the first, leave it after the last."""
+
+    def __init__(self, settings: WorkerSettings, events: WorkerEvents) -> None:
+        self.settings = settings
+        self.events = events
+        self.client = ModelClient(settings.config.model, max_connections=settings.conversations)
+
+    async def close(self) -> None:
+        """Close the connections to the model."""
+        await self.client.close()
+
+    async def run_batch(self, batch: Batch) -> None:
+        """Run a batch's samples in order.
+
+        Raises:
+            RunStoppedError: the run must stop; samples not yet handed on are owed again.
+        """
+        for sample in batch.samples:
+            result = await self.run_sample(sample)
+            finished = finished_sample(self.settings.config, result, sample, batch.number)
+            await self.events.sample_finished(finished)
+        await self.events.batch_finished(batch.number)
+
+    async def run_sample(self, sample: Sample) -> AgentResult:
+        """Run one sample in a sandbox of its own.
+
+        Raises:
+            RunStoppedError: no sample of this run can go on.
+        """
+        config = self.settings.config
+        offer = draw_tools(self.settings, sample)
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{config.run_name}-{sample.index}")
+        spec = SandboxSpec(label=label, image=sample.image, cwd=sample.cwd)
+        try:
+            sandbox = new_sandbox(self.settings.sandbox, spec)
+            return await self._in_sandbox(sandbox, offer, sample)
+        except SandboxError as exc:
+            result = unstarted(self.settings.config, sample)
+            record_failure(result, exc)
+            return result
+        except RunStoppedError:
+            raise
+        except Exception as exc:  # the fence around one sample: its neighbours go on
+            logger.exception("sample %d failed", sample.index)
+            result = unstarted(self.settings.config, sample)
+            result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "crashed"
+            result.error = f"{type(exc).__name__}: {exc}"
+            return result
+
+    async def _in_sandbox(self, sandbox: Sandbox, offer: ToolOffer, sample: Sample) -> AgentResult:
+        try:
+            await sandbox.start()
+            agent = Agent(self.client, self.settings.config.agent, offer, ToolContext(sandbox), self._observer(sample))
+            return await agent.run(sample.prompt)
+        finally:
+            await asyncio.shield(sandbox.close())
+
+    def _observer(self, sample: Sample) -> Callable[[str], None]:
+        if not self.settings.config.verbose:
+            return lambda _line: None
+        limit = self.settings.config.log_prefix_chars
+        return lambda line: self.events.turn(TurnEvent(sample.index, preview(line, limit)))
+
+
+def draw_tools(settings: WorkerSettings, sample: Sample) -> ToolOffer:
+    """Draw a sample's toolsets. The same seed, content and occurrence always draw the same."""
+    rng = random.Random(f"{settings.config.seed}:{sample.content_hash}:{sample.occurrence}")
+    toolsets = sample_toolsets(settings.config.distribution, rng, available=settings.available_toolsets)
+    run_tools = frozenset(tool.name for tool in tools_in(settings.available_toolsets))
+    return ToolOffer(tuple(toolsets), {tool.name: tool for tool in tools_in(toolsets)}, run_tools)
