@@ -11,8 +11,8 @@ From a script: `from batch_runner import BatchRunner`, then `await BatchRunner(.
 import sys
 from typing import TYPE_CHECKING, Any
 
-from promptmill.door import open_door, parsed_options, print_answer
-from promptmill.flags import FLAG_BY_NAME, FLAGS
+from promptmill.door import open_door, print_answer
+from promptmill.flags import FLAGS, boolean
 
 if TYPE_CHECKING:
     from promptmill.runner import BatchRunner
@@ -67,8 +67,9 @@ def main(
     log_prefix_chars: int | None = None,
 ) -> None:
     """Run a batch. Each parameter is the flag of that name, as `--help` describes it; None leaves its default."""
-    given = parsed_options(locals(), FLAG_BY_NAME)
-    if given.pop("list_distributions", False):
+    # As typed: parsed here, `--max_samples=all` would be None, which is to say that nothing was given.
+    given = {name: value for name, value in locals().items() if value is not None}
+    if boolean("list_distributions", given.pop("list_distributions", False)):
         from toolsets.distributions import describe_distributions
 
         print_answer(describe_distributions())

@@ -4,13 +4,15 @@ Reading order, which is also the way a sample goes:
 
     errors          what can go wrong, and what each outcome means for files and resume
     records         every record that crosses a file boundary
-    flags, config   the table of options; options and environment -> RunConfig
+    flags, endpoints, config
+                    the table of options; where requests go; options and environment -> RunConfig
     door            what the command-line doors share
     batch_command   the batch command: signals and exit codes
-    runner          BatchRunner: the order of things in a run
+    runner          BatchRunner: from options to a start of the run
     dataset         JSONL -> samples
     resume          what is already done, what is owed
     preflight       what is settled before anything is made or called
+    start           one start of a run: scan, run what is owed, publish
     batches         owed samples -> batches
     engines/        where workers run: inline, processes
     worker          what one worker does with a batch
@@ -24,7 +26,7 @@ Reading order, which is also the way a sample goes:
     shards          append and read JSONL; replace a file whole
     checkpoint, filters, merge, statistics, publish
                     what a run folder is made of
-    progress, escaping, summary
+    progress, escaping, logs, summary
                     what a person sees while it runs, and at the end
     event_loop      uvloop where there is one
     local_model, local_model_child, demo_model

@@ -83,9 +83,9 @@ class Agent:
 
     async def _converse(self, result: AgentResult) -> None:
         unsaved = self._unsaved_opening(result.messages)
-        saved = len(result.messages) - 1
+        prompt_place = len(result.messages) - 1
         while result.api_calls < self.settings.max_turns:
-            reply = await self.client.complete([*unsaved, *result.messages[saved:]], self.schemas)
+            reply = await self.client.complete([*unsaved, *result.messages[prompt_place:]], self.schemas)
             result.api_calls += 1
             result.usage += reply.usage
             result.messages.append(reply.message)
@@ -149,8 +149,7 @@ def record_failure(result: AgentResult, exc: ModelError | SandboxError) -> None:
         case TransientModelError():
             result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "provider_failed"
         case SandboxError():
-            is_permanent = exc.permanent
-            result.outcome = Outcome.FAILED_PERMANENT if is_permanent else Outcome.FAILED_TRANSIENT
+            result.outcome = Outcome.FAILED_PERMANENT if exc.permanent else Outcome.FAILED_TRANSIENT
             result.stop_reason = "sandbox_failed"
         case _:
             result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "failed"

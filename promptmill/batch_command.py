@@ -18,20 +18,18 @@ from promptmill.runner import BatchRunner
 
 
 def run_batch(given: Mapping[str, Any]) -> int:
-    """Run a batch from the options that were given; returns the exit code."""
-    engine, resume = given.get("engine"), given.get("resume", False)
-    options = {name: value for name, value in given.items() if name not in ("engine", "resume")}
+    """Run a batch from the options that were given, as typed or of their own type; returns the exit code."""
+    options = {"engine": None, **given}
     try:
-        runner = BatchRunner(engine=engine, **options)
-        return run_in_loop(_run_until_signal(runner, resume=resume))
+        return run_in_loop(_run_until_signal(BatchRunner(**options)))
     except UsageError as exc:
         return complain(exc, BAD_USAGE)
     except RunStoppedError as exc:
         return complain(exc, INCOMPLETE)
 
 
-async def _run_until_signal(runner: BatchRunner, *, resume: bool) -> int:
-    running = asyncio.ensure_future(runner.run(resume=resume))
+async def _run_until_signal(runner: BatchRunner) -> int:
+    running = asyncio.ensure_future(runner.run())
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:

@@ -34,13 +34,13 @@ class Checkpoint:
     clock: Callable[[], float] = time.monotonic
     _next_save_s: float = 0.0
 
-    def count(self, batch_number: int, outcome: Outcome) -> None:
-        """Count one ended sample of a batch."""
+    def count(self, batch_number: int, outcome: Outcome, samples: int = 1) -> None:
+        """Count ended samples of a batch."""
         counts = self.batches.setdefault(batch_number, BatchCounts())
         destination = OUTCOME_POLICY[outcome].destination
-        counts.processed += destination is Destination.SHARD
-        counts.discarded += destination is Destination.DISCARDED
-        counts.failed += destination is Destination.FAILED
+        counts.processed += samples * (destination is Destination.SHARD)
+        counts.discarded += samples * (destination is Destination.DISCARDED)
+        counts.failed += samples * (destination is Destination.FAILED)
 
     @property
     def is_due(self) -> bool:

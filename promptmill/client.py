@@ -17,7 +17,8 @@ import httpx2
 import openai
 import orjson
 
-from promptmill.config import ModelSettings, is_private
+from promptmill.config import ModelSettings
+from promptmill.endpoints import is_private
 from promptmill.errors import (
     ContextFullError,
     CredentialsError,
@@ -70,6 +71,7 @@ class ModelClient:
         self.quirks = quirks_for(settings)
         self._retries = retries or RetryPolicy()
         self._rng = random.Random()
+        self._has_succeeded = False
         limits = httpx2.Limits(max_connections=max_connections + 10, max_keepalive_connections=max_connections + 10)
         # A proxy from the environment is for the world outside: a server on this machine is reached directly.
         http_client = openai.DefaultAioHttpClient(
@@ -137,6 +139,9 @@ class ModelClient:
                 options={"headers": {"Content-Type": "application/json"}},
             )
         except openai.APIStatusError as exc:
+            if exc.status_code == 403 and self._has_succeeded:
+                # The key is good: it is this prompt that a filter or a firewall on the way does not let through.
+                raise RefusedError(f"{self.settings.endpoint.base_url} answered 403: {_error_text(exc)}") from exc
             raise _status_error(exc, self.settings) from exc
         except (openai.APIConnectionError, aiohttp.ClientError) as exc:  # the package lets some of aiohttp's through
             cause = exc.__cause__ or exc
@@ -150,6 +155,7 @@ class ModelClient:
             reply = read_reply(data)
         except ValueError as exc:
             raise _AttemptError(str(exc)) from exc
+        self._has_succeeded = True
         if reason := refusal_reason(reply):
             raise RefusedError(reason)
         if is_empty(reply):
@@ -228,14 +234,7 @@ def wire_message(message: Message) -> dict[str, Any]:
     """A message as the chat-completions API wants it."""
     wire: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        wire["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.json_arguments},
-            }
-            for call in message.tool_calls
-        ]
+        wire["tool_calls"] = [call.as_openai() for call in message.tool_calls]
     if message.role == "tool":
         wire |= {"tool_call_id": message.tool_call_id, "name": message.name}
     return wire | dict(message.echo)

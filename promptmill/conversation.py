@@ -12,10 +12,8 @@ import orjson
 from promptmill.agent import Agent, ToolOffer
 from promptmill.client import ModelClient
 from promptmill.config import (
-    ModelSettings,
     agent_settings,
     environment,
-    is_local_model,
     model_settings,
     options_from,
     prefill_from,
@@ -23,7 +21,7 @@ from promptmill.config import (
 )
 from promptmill.errors import ConfigError, Outcome
 from promptmill.exports.sharegpt import RowFacts, build_row
-from promptmill.local_model import local_model_server
+from promptmill.local_model import served
 from promptmill.records import AgentResult, Sample
 from promptmill.shards import append_lines
 from toolsets.base import ToolContext, ToolsetError
@@ -89,9 +87,12 @@ class AIAgent:
 
         Raises:
             RunStoppedError: the endpoint refuses the key, the account or the model, or the disk refused the row.
+            ConfigError: the embedded model cannot be served.
+            SandboxError: the sandbox cannot be made.
         """
         async with AsyncExitStack() as stack:
-            model = await self._served(stack)
+            serving = served(self.model, parallel=1, environ=environment(), note=self.observe)
+            model = await stack.enter_async_context(serving)
             client = ModelClient(model, max_connections=1)
             stack.push_async_callback(client.close)
             sandbox = new_sandbox(self.sandbox, SandboxSpec(label="conversation"))
@@ -102,13 +103,6 @@ class AIAgent:
         if self.save_trajectories:
             self._save(prompt, result)
         return result
-
-    async def _served(self, stack: AsyncExitStack) -> ModelSettings:
-        """The model with an endpoint; the embedded server, where it is asked for, lives as long as the stack."""
-        if not is_local_model(self.model.model):
-            return self.model
-        server = local_model_server(self.model.model, parallel=1, environ=environment(), note=self.observe)
-        return replace(self.model, endpoint=await stack.enter_async_context(server))
 
     def _save(self, prompt: str, result: AgentResult) -> None:
         facts = RowFacts(0, self.model.model, 0, tuple(TOOLS), datetime.now())

@@ -1,6 +1,6 @@
 """The dataset: a JSONL file of prompts, scanned once and read again sample by sample.
 
-The scan keeps 28 bytes a sample (offset, hash, occurrence), never the prompts, so that a million prompts cost
+The scan keeps 36 bytes a sample (place, hash, occurrence), never the prompts, so that a million prompts cost
 megabytes. A sample's text is read when its batch is made.
 """
 

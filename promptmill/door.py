@@ -3,6 +3,7 @@
 The only importer of Fire.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from fire.decorators import SetParseFn
 from promptmill.errors import ConfigError
 from promptmill.escaping import escaped
 from promptmill.flags import Flag, help_text, normalise_argv
+from promptmill.logs import log_to_stderr
 
 DONE, INCOMPLETE, BAD_USAGE = 0, 1, 2
 """Exit codes; 130 and 143 stand for SIGINT and SIGTERM."""
@@ -32,7 +34,11 @@ def open_door(main: Callable[..., None], argv: Sequence[str], flags: Sequence[Fl
     Raises:
         SystemExit: with 2 for an unknown flag, a stray word or a refused value, before `main` is called.
     """
-    if any(word in ("--help", "-h", "help") for word in argv):
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What a model wrote may not fit the terminal's encoding, and must not end the command.
+            stream.reconfigure(errors="backslashreplace")
+    if "--help" in argv or "-h" in argv or list(argv) == ["help"]:
         print_answer(help_text(usage, summary, flags))
         return
     flag_by_name = {flag.name: flag for flag in flags}
@@ -41,6 +47,7 @@ def open_door(main: Callable[..., None], argv: Sequence[str], flags: Sequence[Fl
         parsed_options(given, flag_by_name)
     except ConfigError as exc:
         sys.exit(complain(exc, BAD_USAGE))
+    log_to_stderr()
     # Fire would turn 2024_01 into a number and null into None: it gets strings, and passes them on as they are.
     fire.Fire(SetParseFn(str)(main), command=[f"--{name}={value}" for name, value in given.items()])
 

@@ -13,12 +13,13 @@ from promptmill.rows import summarise
 from toolsets.catalog import TOOLS
 
 
-def unstarted(config: RunConfig, sample: Sample) -> AgentResult:
-    """A result for a sample whose conversation never began or was lost with its worker."""
+def unstarted(config: RunConfig, sample: Sample, stop_reason: str = "not_started", error: str = "") -> AgentResult:
+    """A transient failure of a sample whose conversation never began or was lost with its worker."""
     return AgentResult(
         outcome=Outcome.FAILED_TRANSIENT,
-        stop_reason="not_started",
+        stop_reason=stop_reason,
         messages=opening_messages(config.agent, sample.prompt),
+        error=error,
     )
 
 

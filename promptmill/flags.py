@@ -180,7 +180,8 @@ AGENT_FLAGS: tuple[Flag, ...] = (
     Flag("enabled_toolsets", CONVERSATION, None, name_list, "Toolsets to offer", "all that work here", "A,B"),
     Flag("save_trajectories", CONVERSATION, False, boolean, "Append the conversation to trajectory_samples.jsonl, or to failed_trajectories.jsonl when it did not complete", placeholder=""),
     *(flag for flag in FLAGS if flag.name in ("max_turns", "sandbox")),
-    *(flag for flag in FLAGS if flag.group in _CONVERSATION_GROUPS),
+    *(flag for flag in FLAGS if flag.group in _CONVERSATION_GROUPS and flag.name != "log_prefix_chars"),
+    Flag("log_prefix_chars", ADVANCED, None, integer(0), "Characters shown of each text", "all", "N"),
 )  # fmt: skip
 """The flags of `run_agent.py`, which runs one prompt."""
 

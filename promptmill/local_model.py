@@ -16,11 +16,12 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from promptmill.config import NO_KEY, Endpoint
+from promptmill.config import ModelSettings, is_local_model
 from promptmill.demo_model import fetch_demo_model
+from promptmill.endpoints import NO_KEY, Endpoint
 from promptmill.errors import ConfigError
 
 CHILD_FILE = Path(__file__).with_name("local_model_child.py")
@@ -74,9 +75,7 @@ async def local_model_server(
         ConfigError: the extra is missing, the file is no GGUF file, the demonstration model cannot be had, or the
             server would not start.
     """
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise ConfigError(f"--model={model} needs the extra `local`: pip install 'promptmill[local]' (or '.[local]')")
-    path = await _model_file(model, environ, note)
+    path = await local_model_file(model, environ, note)
     slot_tokens = DEMO_SLOT_TOKENS if model == "local" else GGUF_SLOT_TOKENS
     num_threads = thread_count()
     num_slots = max(1, min(parallel, MAX_SLOTS, 2 * num_threads))
@@ -93,7 +92,25 @@ async def local_model_server(
         await draining
 
 
-async def _model_file(model: str, environ: Mapping[str, str], note: Callable[[str], None]) -> Path:
+@contextlib.asynccontextmanager
+async def served(
+    settings: ModelSettings, *, parallel: int, environ: Mapping[str, str], note: Callable[[str], None]
+) -> AsyncIterator[ModelSettings]:
+    """The model with the endpoint it has: its own, or the embedded server's, which lives as long as the block.
+
+    Args and errors as for `local_model_server`.
+    """
+    if not is_local_model(settings.model):
+        yield settings
+        return
+    async with local_model_server(settings.model, parallel=parallel, environ=environ, note=note) as endpoint:
+        yield replace(settings, endpoint=endpoint)
+
+
+async def local_model_file(model: str, environ: Mapping[str, str], note: Callable[[str], None]) -> Path:
+    """The file that `local_model_server` would serve, fetched where need be. Args and errors as there."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigError(f"--model={model} needs the extra `local`: pip install 'promptmill[local]' (or '.[local]')")
     if model == "local":
         return await fetch_demo_model(environ, note)
     path = Path(model.removeprefix("local:")).expanduser()

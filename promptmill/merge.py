@@ -16,7 +16,7 @@ from promptmill.errors import Outcome
 from promptmill.filters import merge_rules, reason_to_leave_out
 from promptmill.records import RowSummary
 from promptmill.resume import identity_of
-from promptmill.rows import completed_row, is_row, summarise, union_of_tools
+from promptmill.rows import completed_row, decoded_row, summarise, union_of_tools
 from promptmill.shards import read_lines, write_atomic
 from promptmill.statistics import RunStatistics
 
@@ -41,7 +41,11 @@ class MergeResult:
     unreadable_lines: int = 0
 
 
-def merge(sources: MergeSources, target: Path, *, advance: Callable[[int], None] = lambda _count: None) -> MergeResult:
+def _ignore(count: int) -> None:
+    del count
+
+
+def merge(sources: MergeSources, target: Path, *, advance: Callable[[int], None] = _ignore) -> MergeResult:
     """Write `target` whole, and count.
 
     A row that is no valid JSON trajectory, or that a quality filter leaves out, is not in `target`; it stays in its
@@ -53,13 +57,9 @@ def merge(sources: MergeSources, target: Path, *, advance: Callable[[int], None]
     return _passes(sources, lambda lines: write_atomic(target, lines), advance)
 
 
-def count(sources: MergeSources, *, advance: Callable[[int], None] = lambda _count: None) -> MergeResult:
+def count(sources: MergeSources, *, advance: Callable[[int], None] = _ignore) -> MergeResult:
     """What `merge` would count, without writing anything. Raises StorageError where a file cannot be read."""
     return _passes(sources, _drop, advance)
-
-
-def _ignore(count: int) -> None:
-    del count
 
 
 def _drop(lines: Iterator[bytes]) -> None:
@@ -135,15 +135,6 @@ class _Merger:
         stats = row.get("tool_stats")
         self.missing_columns.update(stats if isinstance(stats, dict) else ())
         return orjson.dumps(completed_row(row, self.columns))
-
-
-def decoded_row(line: bytes) -> dict[str, Any] | None:
-    """A line as a row, or None where it is none."""
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    return row if is_row(row) else None
 
 
 def as_kept(row: dict[str, Any]) -> dict[str, Any]:

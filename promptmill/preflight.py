@@ -1,15 +1,14 @@
 """What is settled before anything is made or called: where tools run, which tools there are, what to warn about."""
 
 from dataclasses import dataclass
-from random import Random
 
-from promptmill.config import RunConfig, WorkerSettings, is_local_model
+from promptmill.config import RunConfig, WorkerSettings
 from promptmill.dataset import Dataset
 from promptmill.engines import engine_class
 from promptmill.errors import ConfigError
 from toolsets.base import ToolsetError
 from toolsets.catalog import unavailable
-from toolsets.distributions import DISTRIBUTIONS, sample_toolsets
+from toolsets.distributions import DISTRIBUTIONS, usable_toolsets
 from toolsets.sandboxes import choose
 from toolsets.sandboxes.base import SandboxError
 
@@ -52,14 +51,10 @@ def settle_toolsets(distribution: str) -> tuple[dict[str, str], tuple[str, ...]]
         ConfigError: there is no such distribution, or nothing of it can be used.
     """
     try:
-        sample_toolsets(distribution, Random(0), available=None)
-        named = DISTRIBUTIONS[distribution].percent_by_toolset
-        missing = unavailable(named)
-        available = tuple(name for name in named if name not in missing)
-        sample_toolsets(distribution, Random(0), available=available)
+        available = usable_toolsets(distribution)
     except ToolsetError as exc:
         raise ConfigError(f"--distribution={distribution}: {exc}") from exc
-    return missing, available
+    return unavailable(DISTRIBUTIONS[distribution].percent_by_toolset), available
 
 
 def skipped_notes(dataset: Dataset) -> list[str]:
@@ -90,7 +85,7 @@ def batches_note(config: RunConfig, samples: int) -> str:
 
 def reasoning_notes(config: RunConfig) -> list[str]:
     """Warn when rows without reasoning are to be expected and would be discarded."""
-    if config.keep_no_reasoning or not config.model.reasoning.is_off or is_local_model(config.model.model):
+    if config.keep_no_reasoning or not config.model.reasoning.is_off or config.model.model == "local":
         return []
     return [
         "Reasoning is switched off, and rows without any reasoning are discarded: give --keep_no_reasoning to keep them"

@@ -64,7 +64,14 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(), refresh=False)
             self._bar.update(1)
-        elif self._clock() - self._last_line_s >= PLAIN_INTERVAL_S:
+        else:
+            self.tick()
+
+    def tick(self) -> None:
+        """Show how things stand, though nothing may have ended since; to be called every few seconds."""
+        if self._bar is not None:
+            self._bar.refresh()
+        elif self._total and self._clock() - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = self._clock()
             self.note(self._plain_line())
 

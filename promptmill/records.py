@@ -74,6 +74,11 @@ class ToolCall:
             is_object = False
         return self.arguments if is_object else orjson.dumps({"invalid_arguments": self.arguments}).decode()
 
+    def as_openai(self) -> dict[str, Any]:
+        """The call in OpenAI's shape, as it is sent and as it is saved."""
+        function = {"name": self.name, "arguments": self.json_arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
 
 @dataclass(slots=True)
 class Message:

@@ -10,12 +10,16 @@ prompt listed three times is owed three trajectories. Matching is counted, from 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 
 from promptmill.dataset import HASH_BYTES, Dataset
+from promptmill.errors import OUTCOME_POLICY, Outcome
 from promptmill.records import RowSummary
+from promptmill.rows import decoded_row, summarise
+from promptmill.shards import read_lines
 
 
 @dataclass(slots=True)
@@ -48,6 +52,46 @@ class DoneRows:
 
     def __bool__(self) -> bool:
         return bool(self.exact or self.foreign_prompts)
+
+
+@dataclass(slots=True)
+class ScannedRows:
+    """What the files of a run folder say."""
+
+    done: DoneRows = field(default_factory=DoneRows)
+    endings: Counter[tuple[int, Outcome]] = field(default_factory=Counter)
+    """How many samples of each batch ended how."""
+
+    def highest_batch(self, shards: Iterable[Path]) -> int:
+        """The highest batch number in use, an empty or unreadable shard's included; -1 when there is none."""
+        named = (int(path.stem.rpartition("_")[2]) for path in shards)
+        return max((-1, *(number for number, _ in self.endings), *named))
+
+
+def scan_rows(files: Iterable[Path], advance: Callable[[int], None]) -> ScannedRows:
+    """Read every row of a run folder.
+
+    Args:
+        files: Shards, `discarded.jsonl` and `failed.jsonl`. What is no row in them is passed over.
+        advance: Told the bytes read, for a progress bar.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    scanned = ScannedRows()
+    for path in files:
+        for line in read_lines(path):
+            advance(len(line) + 1)
+            row = decoded_row(line)
+            if row is None:
+                continue
+            summary = summarise(row)
+            scanned.endings[summary.batch_number, summary.outcome] += 1
+            if OUTCOME_POLICY[summary.outcome].done:
+                scanned.done.add_done(summary)
+            else:
+                scanned.done.add_failed(summary)
+    return scanned
 
 
 def identity_of(summary: RowSummary) -> tuple[bytes, int]:

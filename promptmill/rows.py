@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from promptmill.errors import Outcome
 from promptmill.records import RowSummary, Usage
 
@@ -95,6 +97,15 @@ def is_row(row: object) -> bool:
     if not isinstance(turns, list) or not isinstance(row.get("metadata"), dict):
         return False
     return all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns)
+
+
+def decoded_row(line: bytes) -> dict[str, Any] | None:
+    """A line as a row, or None where it is none."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if is_row(row) else None
 
 
 def prompt_of(row: Mapping[str, Any]) -> str:

@@ -112,6 +112,11 @@ class RunFolder:
             return {}
         return content if isinstance(content, dict) else {}
 
+    def own_options(self) -> dict[str, Any]:
+        """The options that the run was started with, by flag name; empty when it was not, or `run.json` is damaged."""
+        options = self.read_run_json().get("options")
+        return options if isinstance(options, dict) else {}
+
     async def append(self, result: SampleResult) -> None:
         """Put a result's row where its outcome belongs, and return when it is on disk.
 

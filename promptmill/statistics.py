@@ -90,17 +90,12 @@ class RunFacts:
     """One mapping a start of the run, with `started_at` and `duration_s`."""
     unreadable_lines: int = 0
     """Lines of shards that are no rows."""
-    pending: int | None = None
-    """Samples that are neither done nor failed; None lets it follow from the counts."""
 
 
 def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequence[str]) -> dict[str, Any]:
     """The content of `statistics.json`."""
     turns, reasoned = statistics.assistant_turns, statistics.reasoning_turns
     outcomes = statistics.outcomes
-    pending = facts.pending
-    if pending is None:
-        pending = max(0, facts.samples - statistics.done - statistics.failed)
     return {
         "run_name": facts.run_name,
         "samples": {
@@ -110,7 +105,7 @@ def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequ
             "discarded_no_reasoning": outcomes[Outcome.DISCARDED],
             "filtered": outcomes["filtered"],
             "failed": statistics.failed,
-            "pending": pending,
+            "pending": max(0, facts.samples - statistics.done - statistics.failed),
             "skipped_dataset_lines": facts.skipped_lines,
             "unreadable_shard_lines": facts.unreadable_lines,
         },

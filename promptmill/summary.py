@@ -84,7 +84,7 @@ def _tools_table(used: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(column, justify="left" if column == "tool" else "right")
     for name, entry in sorted(used.items(), key=lambda item: -item[1]["count"]):
         table.add_row(
-            Text(name), f"{entry['count']:,}", f"{entry['success']:,}", f"{entry['failure']:,}",
+            Text(escaped(name)), f"{entry['count']:,}", f"{entry['success']:,}", f"{entry['failure']:,}",
             f"{entry['success_percent']:.1f} %",
         )  # fmt: skip
     return table

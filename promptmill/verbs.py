@@ -17,8 +17,8 @@ from promptmill.errors import ConfigError
 from promptmill.escaping import escaped
 from promptmill.exports import EXPORTS, ExportFunction, load_export
 from promptmill.flags import Flag, did_you_mean, one_of, text
-from promptmill.merge import decoded_row
 from promptmill.publish import publish, recount
+from promptmill.rows import decoded_row
 from promptmill.run_folder import RunFolder
 from promptmill.shards import has_torn_end, read_lines, write_atomic
 from promptmill.summary import print_summary

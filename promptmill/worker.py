@@ -12,10 +12,10 @@ from collections.abc import Callable
 from promptmill.agent import Agent, ToolOffer, record_failure
 from promptmill.client import ModelClient
 from promptmill.config import WorkerSettings
-from promptmill.errors import Outcome, RunStoppedError
+from promptmill.errors import RunStoppedError
 from promptmill.escaping import preview
 from promptmill.finished import finished_sample, unstarted
-from promptmill.records import AgentResult, Batch, Sample, TurnEvent, WorkerEvents
+from promptmill.records import AgentResult, Batch, Sample, SampleResult, TurnEvent, WorkerEvents
 from toolsets.base import ToolContext
 from toolsets.catalog import tools_in
 from toolsets.distributions import sample_toolsets
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Runs batches. Enter it before the first, leave it after the last."""
+    """Runs batches. Close it after the last."""
 
     def __init__(self, settings: WorkerSettings, events: WorkerEvents) -> None:
         self.settings = settings
@@ -44,10 +44,20 @@ class Worker:
             RunStoppedError: the run must stop; samples not yet handed on are owed again.
         """
         for sample in batch.samples:
-            result = await self.run_sample(sample)
-            finished = finished_sample(self.settings.config, result, sample, batch.number)
-            await self.events.sample_finished(finished)
+            await self.events.sample_finished(await self._finished(sample, batch.number))
         await self.events.batch_finished(batch.number)
+
+    async def _finished(self, sample: Sample, batch_number: int) -> SampleResult:
+        """A sample's row, whatever became of it."""
+        config = self.settings.config
+        try:
+            return finished_sample(config, await self.run_sample(sample), sample, batch_number)
+        except RunStoppedError:
+            raise
+        except Exception as exc:  # the fence around one sample: its neighbours go on
+            logger.exception("sample %d failed", sample.index)
+            result = unstarted(config, sample, "crashed", f"{type(exc).__name__}: {exc}")
+            return finished_sample(config, result, sample, batch_number)
 
     async def run_sample(self, sample: Sample) -> AgentResult:
         """Run one sample in a sandbox of its own.
@@ -63,16 +73,8 @@ class Worker:
             sandbox = new_sandbox(self.settings.sandbox, spec)
             return await self._in_sandbox(sandbox, offer, sample)
         except SandboxError as exc:
-            result = unstarted(self.settings.config, sample)
+            result = unstarted(config, sample)
             record_failure(result, exc)
-            return result
-        except RunStoppedError:
-            raise
-        except Exception as exc:  # the fence around one sample: its neighbours go on
-            logger.exception("sample %d failed", sample.index)
-            result = unstarted(self.settings.config, sample)
-            result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "crashed"
-            result.error = f"{type(exc).__name__}: {exc}"
             return result
 
     async def _in_sandbox(self, sandbox: Sandbox, offer: ToolOffer, sample: Sample) -> AgentResult:
@@ -81,7 +83,14 @@ class Worker:
             agent = Agent(self.client, self.settings.config.agent, offer, ToolContext(sandbox), self._observer(sample))
             return await agent.run(sample.prompt)
         finally:
+            await self._close(sandbox)
+
+    async def _close(self, sandbox: Sandbox) -> None:
+        """Remove a sandbox. A conversation that was held is not lost because its folder would not go."""
+        try:
             await asyncio.shield(sandbox.close())
+        except (SandboxError, OSError) as exc:
+            logger.warning("a sandbox could not be removed: %s", exc)
 
     def _observer(self, sample: Sample) -> Callable[[str], None]:
         if not self.settings.config.verbose:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,6 +18,23 @@ PRIVATE_VARIABLE = re.compile(
     r"_(API_KEY|KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$|^(OPENAI|ANTHROPIC|OPENROUTER)_|(^|_)PROXY$|^NETRC$",
     re.IGNORECASE,
 )
+
+
+NO_SKIPS = bool(os.environ.get("PROMPTMILL_NO_SKIPS"))
+"""Whether a test of a real part that is missing here is a failure: `.ci/run` says so."""
+DOES_NOT_APPLY = "does not apply: "
+"""How the reason of a skip begins that is about no missing part, and is none under `NO_SKIPS` either."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a skipped test where nothing may be missing."""
+    report = yield
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+        if not reason.startswith(DOES_NOT_APPLY):
+            report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped, and must not be here: {reason}"
+    return report
 
 
 @pytest.fixture(autouse=True)

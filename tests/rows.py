@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from promptmill.config import Endpoint, ModelSettings, options_from
+from promptmill.config import ModelSettings, options_from
+from promptmill.endpoints import Endpoint
 from promptmill.records import RowSummary, SampleResult
 from promptmill.rows import DOCUMENTED_KEYS, OWN_DEFAULTS, has_reasoning, summarise
 

@@ -356,15 +356,17 @@ async def test_the_draw_of_the_toolsets_depends_on_nothing_but_seed_content_and_
         "many at once": [{"num_workers": 8, "batch_size": 2}],
         "processes": [{"num_workers": 4, "batch_size": 3, "engine": "processes"}],
         "in two starts": [{"max_samples": 5}, {"max_samples": 16, "resume": True}],
+        "backwards": [{}],
     }
     drawn = {}
     for name, starts in ways.items():
         for start in starts:
-            run = await run_inline(server.base_url, prompts, run_name=name, distribution="development", seed=3, **start)
+            rows = prompts[::-1] if name == "backwards" else prompts
+            run = await run_inline(server.base_url, rows, run_name=name, distribution="development", seed=3, **start)
         key = [(row["content_hash"], row["occurrence"]) for row in run.rows]
         assert len(set(key)) == 16
         drawn[name] = dict(zip(key, (row["toolsets_used"] for row in run.rows), strict=True))
-    assert drawn["one by one"] == drawn["many at once"] == drawn["processes"] == drawn["in two starts"]
+    assert all(other == drawn["one by one"] for other in drawn.values())
     assert len(set(map(tuple, drawn["one by one"].values()))) > 1
 
 
@@ -516,6 +518,7 @@ async def test_an_interrupted_run_of_64_workers_resumes_to_exactly_the_same_set(
     if number == signal.SIGINT:
         assert Counter(run.prompts) == Counter(kept)
         assert run.samples["completed"] == len(kept)
+        assert len(run.json("checkpoint.json")["completed_prompts"]) == len(kept)
         assert run.samples["pending"] == size - len(kept)
     resumed: Ended = await command("--run_name=run", "--resume", timeout_s=300)
     assert resumed.code == 0, resumed.stderr

@@ -4,14 +4,12 @@ import pytest
 
 from promptmill.config import (
     DEFAULT_SYSTEM_PROMPT,
-    KEY_VARIABLE_BY_HOST,
-    NO_KEY,
     Reasoning,
     build_config,
-    endpoint_for,
     options_from,
     read_config_file,
 )
+from promptmill.endpoints import KEY_VARIABLE_BY_HOST, NO_KEY, endpoint_for
 from promptmill.errors import ConfigError
 from tests.rows import options
 

@@ -16,7 +16,8 @@ import orjson
 import pytest
 
 import batch_runner
-from promptmill.config import DEFAULT_SYSTEM_PROMPT, NO_KEY
+from promptmill.config import DEFAULT_SYSTEM_PROMPT
+from promptmill.endpoints import NO_KEY
 from promptmill.errors import ConfigError
 from promptmill.flags import FLAG_BY_NAME, FLAGS, REASONING_EFFORTS
 from promptmill.runner import BatchRunner
@@ -210,6 +211,15 @@ async def test_max_samples_is_the_first_valid_rows(server):
     assert (run.prompts, run.samples["dataset"], server.count) == (["a", "b"], 2, 2)
     run = await run_inline(server.base_url, max_samples="all", resume=True)
     assert (run.prompts, run.samples["dataset"]) == (["a", "b", "c"], 3)
+
+
+async def test_max_samples_all_is_typed_to_go_on_with_the_whole_dataset(server, tmp_path):
+    dataset = write_dataset(tmp_path, ["a", "b", "c"])
+    typed = {"dataset_file": dataset, "run_name": "r", "model": "m", "base_url": server.base_url, "sandbox": "local"}
+    typed |= {"distribution": "terminal_only"}
+    assert (await command(*as_flags(typed | {"max_samples": "2"}))).code == 0
+    assert (await command(*as_flags(typed | {"max_samples": "all", "resume": "yes"}))).code == 0
+    assert [request.prompt for request in server.requests] == ["a", "b", "c"]
 
 
 @shows("seed")
@@ -561,6 +571,12 @@ async def test_reasoning_flags_are_openrouters_reasoning_object(proxy, given, re
 async def test_reasoning_flags_elsewhere_are_one_field_that_is_sent_only_when_asked_for(server, given, sent):
     await run_inline(server.base_url, ["a"], **given)
     assert {name: value for name, value in server.bodies[0].items() if "reasoning" in name} == sent
+
+
+async def test_a_host_that_only_sounds_like_openrouter_is_another_host(proxy):
+    await run_inline("http://notopenrouter.ai/v1", ["a"], api_key="k", reasoning_effort="low", providers_allowed="a")
+    (request,) = proxy.requests
+    assert {"reasoning_effort", "reasoning", "provider"} & set(request.body) == {"reasoning_effort"}
 
 
 @pytest.mark.parametrize("given", [{"reasoning_disabled": True}, {"reasoning_effort": "none"}])

@@ -2,18 +2,19 @@
 
 import copy
 import json
+from datetime import datetime
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptmill.errors import ConfigError
+from promptmill.errors import ConfigError, Outcome
 from promptmill.exports import EXPORTS, load_export
 from promptmill.exports.hermes import escaped_text, export_row, unescaped_text
 from promptmill.exports.hermes_reader import read_back
-from promptmill.exports.sharegpt import turn
-from promptmill.records import Message, ToolCall
+from promptmill.exports.sharegpt import RowFacts, build_row, turn
+from promptmill.records import AgentResult, Message, Sample, ToolCall
 from promptmill.replies import split_reasoning
 from promptmill.rows import DOCUMENTED_KEYS, OWN_DEFAULTS
 from tests.rows import foreign_row, make_row
@@ -53,6 +54,14 @@ def a_conversation():
 
 def values(row, role):
     return [turn["value"] for turn in row["conversations"] if turn["from"] == role]
+
+
+def test_an_error_that_holds_half_a_character_is_saved():
+    """Endpoints cut what they quote, and JSON can spell the half that is left."""
+    result = AgentResult(Outcome.FAILED_PERMANENT, "rejected_request", [Message("user", "a")], error="cut \ud83d here")
+    facts = RowFacts(0, "m", 0, ("terminal",), datetime(2026, 1, 1))
+    row = build_row(result, Sample(index=0, prompt="a", content_hash="0" * 32), facts)
+    assert orjson.loads(orjson.dumps(row))["error"] == "cut ? here"
 
 
 # ── every format ──────────────────────────────────────────────────────────────────────────────────────────────────

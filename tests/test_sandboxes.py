@@ -430,7 +430,7 @@ async def test_writing_what_cannot_be_written(sandbox: Sandbox, path: str, error
 
 async def test_files_that_may_not_be_touched(sandbox: Sandbox) -> None:
     if os.getuid() == 0 and not sandbox.isolates:
-        pytest.skip("nothing is forbidden to root")
+        pytest.skip("does not apply: nothing is forbidden to root")
     await output_of(sandbox, "echo secret > file; chmod 000 file; echo fixed > fixed; chmod 444 fixed")
     with pytest.raises(PermissionError):
         await sandbox.read_file("file", max_bytes=10)
@@ -705,6 +705,20 @@ async def test_a_stopped_supervisor_is_a_sandbox_error_not_a_hang(
     await sandbox.close()
 
 
+@local_only
+async def test_a_stopped_supervisor_does_not_hold_up_a_background_process(
+    open_sandbox: OpenSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolsets.sandboxes.link.KILL_GRACE_S", 0.2)
+    monkeypatch.setattr("toolsets.sandboxes.supervised.CLOSE_GRACE_S", 0.5)
+    sandbox = await open_sandbox()
+    await sandbox.exec("kill -STOP $PPID &", timeout_s=PATIENCE_S)
+    monkeypatch.setattr("toolsets.sandboxes.supervised.START_TIMEOUT_S", 0.2)
+    with pytest.raises(SandboxError, match="cannot kill"):
+        await sandbox.spawn("sleep 99")
+    await sandbox.close()
+
+
 RUNNER = """
 import asyncio, sys
 from toolsets.sandboxes import new_sandbox
@@ -917,7 +931,7 @@ asyncio.run(main(sys.argv[1]))
 def test_it_works_for_a_user_who_is_not_root(name: str, tmp_path: Path) -> None:
     interpreter = Path("/usr/bin/python3")
     if os.getuid() != 0:
-        pytest.skip("every other test is such a test")
+        pytest.skip("does not apply: every other test is such a test")
     found = subprocess.run(
         [interpreter, "-c", "import sys; print(sys.version_info >= (3, 11))"], capture_output=True, check=False
     )

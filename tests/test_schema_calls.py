@@ -5,7 +5,8 @@ import dataclasses
 import orjson
 import pytest
 
-from promptmill.config import Endpoint, ModelSettings
+from promptmill.config import ModelSettings
+from promptmill.endpoints import Endpoint
 from promptmill.quirks import quirks_for
 from promptmill.quirks.base import ModelRequest
 from promptmill.quirks.schema_calls import DEFAULT_MAX_TOKENS, MAX_EXAMPLES, SchemaCalls

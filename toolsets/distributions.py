@@ -129,6 +129,20 @@ def sample_toolsets(name: str, rng: random.Random, available: Collection[str] | 
     return [max(usable, key=lambda toolset: percents[toolset])]
 
 
+def usable_toolsets(name: str) -> tuple[str, ...]:
+    """The toolsets of a distribution that can be used here, in its order.
+
+    Raises:
+        ToolsetError: no distribution has that name, or none of its toolsets can be used.
+    """
+    percents = _distribution(name).percent_by_toolset
+    missing = unavailable(percents)
+    usable = tuple(toolset for toolset in percents if toolset not in missing)
+    if not usable:
+        raise ToolsetError(_nothing_usable(name))
+    return usable
+
+
 def describe_distributions() -> str:
     """List every distribution for a person, in alphabetical order, the likeliest toolsets first."""
     blocks = []

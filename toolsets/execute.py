@@ -49,9 +49,9 @@ async def execute_call(tools: Mapping[str, Tool], context: ToolContext, name: st
     Raises:
         SandboxError: the sample's sandbox no longer answers.
     """
-    started = context.clock()
+    started_s = context.clock()
     content, kind = await _answer(tools, context, name, arguments_json)
-    return ToolOutcome(encode_result(content), bool(kind), kind, context.clock() - started)
+    return ToolOutcome(encode_result(content), bool(kind), kind, context.clock() - started_s)
 
 
 def encode_result(content: Mapping[str, Any]) -> str:

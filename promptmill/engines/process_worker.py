@@ -13,6 +13,7 @@ from promptmill.config import WorkerSettings
 from promptmill.engines.frames import BatchFinished, FrameChannel, StopRun, WorkerReady
 from promptmill.errors import EngineError, RunStoppedError
 from promptmill.event_loop import run_in_loop
+from promptmill.logs import log_to_stderr
 from promptmill.records import Batch, SampleResult, TurnEvent
 from promptmill.worker import Worker
 
@@ -24,6 +25,7 @@ def process_main(settings: WorkerSettings, end: socket.socket) -> None:
     # A Ctrl-C or a `kill` of the whole group is for the runner to act on: it tells its workers by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log_to_stderr()
     run_in_loop(_serve(settings, end))
     # Everything is handed on and closed; skipping interpreter shutdown saves its time in every run.
     os._exit(0)

@@ -2,22 +2,23 @@
 
 Not `multiprocessing.Pool`, which waits for ever when a child dies, nor ProcessPoolExecutor, which breaks whole. Here a
 worker's socket ends when the worker does: that is seen at once, the worker is replaced, and what it had in flight is
-run again. A sample in flight in two workers that died is failed.
+run again, each sample with no other beside it. One that is then in flight in a second worker that dies is failed.
 """
 
 import asyncio
 import multiprocessing
 import os
 import socket
+import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 from promptmill.engines.base import Engine
 from promptmill.engines.frames import BatchFinished, FrameChannel, StopRun, WorkerReady
 from promptmill.engines.process_entry import process_entry
-from promptmill.errors import EngineError, Outcome
+from promptmill.errors import EngineError, RunStoppedError
 from promptmill.finished import finished_sample, unstarted
 from promptmill.records import Batch, Sample, SampleResult, TurnEvent, WorkerEvents
 
@@ -25,6 +26,8 @@ MAX_DEATHS_OF_A_SAMPLE = 2
 MAX_FAILED_STARTS = 3
 END_GRACE_S = 10.0
 """How long a worker may take to close its sandboxes before it is killed."""
+MAX_TEMPORARY_PATH_BYTES = 75
+"""The fork server's socket lies 32 bytes deeper, and a socket's path has at most 107."""
 
 
 class Backlog:
@@ -67,6 +70,7 @@ class ProcessEngine(Engine):
         self._events = events
         self._deaths: Counter[tuple[str, int]] = Counter()
         self._context = process_context()
+        self._endings: list[asyncio.Future[None]] = []
         lanes = self._deal()
         tasks = [asyncio.create_task(self._run_lane(lane)) for lane in lanes]
         try:
@@ -75,6 +79,7 @@ class ProcessEngine(Engine):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._endings, return_exceptions=True)
 
     def _deal(self) -> list[Lane]:
         """Lanes for the run, the first batches dealt to them one by one; lanes without a batch are left out."""
@@ -98,16 +103,22 @@ class ProcessEngine(Engine):
 
     async def _run_worker(self, lane: Lane) -> bool:
         """Run one worker process until the lane's work is done (True) or the process has died (False)."""
-        ours, theirs = socket.socketpair()
         settings = replace(self.settings, conversations=lane.slots)
-        process = self._context.Process(target=process_entry, args=(settings, theirs), daemon=True)
-        await asyncio.to_thread(process.start)
+        try:
+            ours, theirs = socket.socketpair()
+            process = self._context.Process(target=process_entry, args=(settings, theirs), daemon=True)
+            await asyncio.to_thread(process.start)
+        except OSError as exc:
+            raise EngineError(f"cannot start a worker process: {exc}; see `ulimit -n` and `ulimit -u`") from exc
         theirs.close()
         channel = await FrameChannel.open(ours)
         try:
             return await self._serve(lane, channel)
         finally:
-            await asyncio.shield(self._end(process, channel))
+            # Cancelled while it waits, it goes on, and the run waits for it (see `run`).
+            ending = asyncio.ensure_future(self._end(process, channel))
+            self._endings.append(ending)
+            await asyncio.shield(ending)
 
     async def _serve(self, lane: Lane, channel: FrameChannel) -> bool:
         lane.is_ready = False
@@ -121,6 +132,7 @@ class ProcessEngine(Engine):
                 case SampleResult() as result:
                     lane.in_flight[result.batch_number].popleft()
                     await self._events.sample_finished(result)
+                    self._fill(lane, channel)
                 case BatchFinished(number):
                     del lane.in_flight[number]
                     await self._events.batch_finished(number)
@@ -132,19 +144,33 @@ class ProcessEngine(Engine):
         return True
 
     def _fill(self, lane: Lane, channel: FrameChannel) -> None:
-        """Give the worker batches for its free slots."""
-        while len(lane.in_flight) < lane.slots and (batch := self._next_batch(lane)):
+        """Give the worker batches for its free slots. A sample that saw a worker die runs with no other beside it."""
+        while len(lane.in_flight) < lane.slots and not any(map(self._is_suspect, lane.in_flight.values())):
+            batch = self._next_batch(lane)
+            if batch is None:
+                return
+            if lane.in_flight and self._is_suspect(batch.samples):
+                lane.first.appendleft(batch)
+                return
             lane.in_flight[batch.number] = deque(batch.samples)
             channel.post(batch)
 
+    def _is_suspect(self, samples: Sequence[Sample]) -> bool:
+        """Whether the first of a batch's samples was in flight in a worker that died."""
+        return bool(samples) and self._deaths[identity_of(samples[0])] > 0
+
     async def _end(self, process: multiprocessing.process.BaseProcess, channel: FrameChannel) -> None:
-        """Let the worker finish what it has begun to send, then see it gone."""
+        """Let the worker finish what it has begun to send, then see it gone, even if the run refuses what comes."""
         channel.end_sending()
+        refusal: RunStoppedError | None = None
         try:
             async with asyncio.timeout(END_GRACE_S):
                 while (frame := await channel.receive()) is not None:
-                    if isinstance(frame, SampleResult):
-                        await self._events.sample_finished(frame)
+                    if isinstance(frame, SampleResult) and refusal is None:
+                        try:
+                            await self._events.sample_finished(frame)
+                        except RunStoppedError as exc:
+                            refusal = exc
         except TimeoutError:
             process.kill()
         await asyncio.to_thread(process.join, END_GRACE_S)
@@ -152,6 +178,8 @@ class ProcessEngine(Engine):
             process.kill()
             await asyncio.to_thread(process.join)
         await channel.close()
+        if refusal is not None:
+            raise refusal
 
     async def _bury(self, lane: Lane) -> None:
         """Queue again what a dead worker had, and fail samples that were in flight in two dead workers.
@@ -174,20 +202,25 @@ class ProcessEngine(Engine):
     async def _blame(self, samples: deque[Sample], batch_number: int) -> None:
         """Count a death against the sample that was running; fail it when it is the second."""
         sample = samples[0]
-        identity = (sample.content_hash, sample.occurrence)
-        self._deaths[identity] += 1
-        if self._deaths[identity] < MAX_DEATHS_OF_A_SAMPLE:
+        self._deaths[identity_of(sample)] += 1
+        if self._deaths[identity_of(sample)] < MAX_DEATHS_OF_A_SAMPLE:
             return
         samples.popleft()
-        result = unstarted(self.settings.config, sample)
-        result.outcome, result.stop_reason = Outcome.FAILED_TRANSIENT, "worker_died"
-        result.error = f"{MAX_DEATHS_OF_A_SAMPLE} worker processes died while this prompt ran"
-        await self._events.sample_finished(finished_sample(self.settings.config, result, sample, batch_number))
+        config = self.settings.config
+        error = f"{MAX_DEATHS_OF_A_SAMPLE} worker processes died while this prompt ran"
+        result = unstarted(config, sample, "worker_died", error)
+        await self._events.sample_finished(finished_sample(config, result, sample, batch_number))
+
+
+def identity_of(sample: Sample) -> tuple[str, int]:
+    """What a sample is known by."""
+    return sample.content_hash, sample.occurrence
 
 
 def process_context() -> ForkServerContext | SpawnContext:
-    """A warm fork server where there is one (it has the imports done), else fresh interpreters."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    """A warm fork server where there can be one (it has the imports done), else fresh interpreters."""
+    has_room = len(os.fsencode(tempfile.gettempdir())) <= MAX_TEMPORARY_PATH_BYTES
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not has_room:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["promptmill.engines.process_worker"])

@@ -60,7 +60,8 @@ def build_row(result: AgentResult, sample: Sample, facts: RowFacts) -> dict[str,
         "tool_error_counts": errors,
         "outcome": str(result.outcome),
         "stop_reason": result.stop_reason,
-        "error": result.error,
+        # Part of it may be an endpoint's words, in which a character can be cut in half.
+        "error": result.error.encode("utf-8", "replace").decode(),
         "content_hash": sample.content_hash,
         "occurrence": sample.occurrence,
         "attempt": sample.attempt,
@@ -84,14 +85,7 @@ def turn(message: Message) -> dict[str, Any]:
         value = f"<think>\n{message.reasoning}\n</think>\n{value}"
     saved: dict[str, Any] = {"from": ROLE_NAMES[message.role], "value": value}
     if message.tool_calls:
-        saved["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.json_arguments},
-            }
-            for call in message.tool_calls
-        ]
+        saved["tool_calls"] = [call.as_openai() for call in message.tool_calls]
     if message.role == "tool":
         saved |= {"tool_call_id": message.tool_call_id, "name": message.name}
     return saved

@@ -1,4 +1,4 @@
-"""OpenRouter: provider routing, its `reasoning` object, and reasoning details that it wants back.
+"""OpenRouter: provider routing, and its `reasoning` object.
 
 Source: https://openrouter.ai/docs (provider routing, reasoning tokens).
 """
@@ -14,8 +14,7 @@ class OpenRouter(Quirk):
 
     @classmethod
     def applies(cls, settings: ModelSettings) -> bool:
-        host = settings.endpoint.host
-        return host == "openrouter.ai" or host.endswith(".openrouter.ai")
+        return settings.endpoint.is_at("openrouter.ai")
 
     def change_request(self, request: ModelRequest) -> None:
         """Add `provider` where routing was asked for, and `reasoning` always: medium unless told otherwise."""

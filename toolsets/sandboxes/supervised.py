@@ -166,15 +166,7 @@ class SupervisedSandbox(Sandbox):
         with contextlib.ExitStack() as owned:
             stdin_fds = [await self._memory_file(stdin, owned)] if stdin else []
             job = await self._run(command, cwd, "i" if stdin else "", output, stdin_fds)
-        link = self._live_link()
-        deadline = asyncio.get_running_loop().call_later(timeout_s, link.expire, job)
-        try:
-            code = await job.ended
-        except asyncio.CancelledError:
-            link.kill(job)
-            raise
-        finally:
-            deadline.cancel()
+        code = await self._outcome(job.ended, job, timeout_s)
         return ExecResult(
             returncode=TIMEOUT_RETURNCODE if job.expired else exit_status(code),
             output=output.kept(),
@@ -198,11 +190,7 @@ class SupervisedSandbox(Sandbox):
         finally:
             os.close(read_fd)
         process = SupervisedProcess(self._live_link(), job, output, write_fd)
-        try:
-            process.pid = await job.started
-        except asyncio.CancelledError:
-            self._live_link().kill(job)
-            raise
+        process.pid = await self._outcome(job.started, job, START_TIMEOUT_S)
         return process
 
     async def _run(self, command: str, cwd: str, flags: str, output: BoundedOutput, stdin_fds: Sequence[int]) -> Job:
@@ -220,6 +208,18 @@ class SupervisedSandbox(Sandbox):
                 fds.append(await self._memory_file(b"exec 3<&-; " + script, owned))
                 flags, script = flags + "s", b""
             return self._submit(b"run", [flags.encode(), folder, script], output, fds)
+
+    async def _outcome(self, future: asyncio.Future[int], job: Job, timeout_s: float) -> int:
+        """What a job's future gives; past its deadline, and when the caller is cancelled, the job is killed."""
+        link = self._live_link()
+        deadline = asyncio.get_running_loop().call_later(timeout_s, link.expire, job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            link.kill(job)
+            raise
+        finally:
+            deadline.cancel()
 
     def _submit(self, verb: bytes, fields: Sequence[bytes], output: BoundedOutput | None, fds: Sequence[int]) -> Job:
         link = self._live_link()
@@ -273,15 +273,7 @@ class SupervisedSandbox(Sandbox):
         if len(target) > MAX_PATH_BYTES:
             raise file_error(errno.ENAMETOOLONG, path)
         job = self._submit(verb, [b"%d" % size, target], output, fds)
-        link = self._live_link()
-        deadline = asyncio.get_running_loop().call_later(FILE_TIMEOUT_S, link.expire, job)
-        try:
-            code = await job.ended
-        except asyncio.CancelledError:
-            link.kill(job)
-            raise
-        finally:
-            deadline.cancel()
+        code = await self._outcome(job.ended, job, FILE_TIMEOUT_S)
         if job.expired:
             raise file_error(errno.ETIMEDOUT, path)
         if code == 0:

@@ -17,6 +17,7 @@ MAX_CONTENT_CHARS = MAX_RESULT_CHARS - 5_000
 """Room for the content of one answer, escapes of JSON included; the rest is for the other keys."""
 MAX_PART_BYTES = 2_000_000
 LARGE_FILE_TIMEOUT_S = 60
+PATH_PARAMETER = {"type": "string", "description": "Path of the file, absolute or from the current folder."}
 
 
 async def read_file(context: ToolContext, arguments: Mapping[str, Any]) -> ToolResult:
@@ -133,10 +134,7 @@ READ_FILE = Tool(
     parameters={
         "type": "object",
         "properties": {
-            "path": {
-                "type": "string",
-                "description": "Path of the file, absolute or from the current folder.",
-            },
+            "path": PATH_PARAMETER,
             "offset": {
                 "type": "integer",
                 "minimum": 1,
@@ -166,10 +164,7 @@ WRITE_FILE = Tool(
     parameters={
         "type": "object",
         "properties": {
-            "path": {
-                "type": "string",
-                "description": "Path of the file, absolute or from the current folder.",
-            },
+            "path": PATH_PARAMETER,
             "content": {"type": "string", "description": "The whole new text of the file."},
         },
         "required": ["path", "content"],

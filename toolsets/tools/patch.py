@@ -68,13 +68,16 @@ class Plan:
         """Write it all; when a part cannot be written, put everything back and raise ToolError."""
         try:
             await self._shell(
-                [f"mkdir -p -- {_folder(new)} && cp -p -- {_q(old)} {_q(new)}" for old, new in self.copies]
+                [
+                    f"mkdir -p -- {_folder(new)} && cp -p -- {shlex.quote(old)} {shlex.quote(new)}"
+                    for old, new in self.copies
+                ]
             )
             for path, text in self.after.items():
                 if text is not None and text != self.before[path]:
                     await self._write(path, text)
             gone = [path for path, text in self.after.items() if text is None and self.is_on_disk(path)]
-            await self._shell([f"rm -- {' '.join(map(_q, gone))}"] if gone else [])
+            await self._shell([f"rm -- {' '.join(map(shlex.quote, gone))}"] if gone else [])
         except ToolError as exc:
             await self._put_back(exc)
             raise
@@ -85,7 +88,7 @@ class Plan:
                 if text is not None and text != self.after[path]:
                     await self._write(path, text)
             made = [path for path, text in self.before.items() if text is None]
-            await self._shell([f"rm -f -- {' '.join(map(_q, made))}"] if made else [])
+            await self._shell([f"rm -f -- {' '.join(map(shlex.quote, made))}"] if made else [])
         except ToolError as exc:
             raise ToolError(f"{cause}; and then files could not be put back: {exc}") from exc
 
@@ -202,12 +205,8 @@ def _cut_diff(diff: str) -> str:
     return f"{diff[:MAX_DIFF_CHARS]}\n... [diff cut: {len(diff) - MAX_DIFF_CHARS} of {len(diff)} characters left out]"
 
 
-def _q(path: str) -> str:
-    return shlex.quote(path)
-
-
 def _folder(path: str) -> str:
-    return _q(path.rpartition("/")[0] or "/")
+    return shlex.quote(path.rpartition("/")[0] or "/")
 
 
 PATCH = Tool(

@@ -28,7 +28,7 @@ class Session:
     session_id: str
     command: str
     process: BackgroundProcess
-    started: float
+    started_s: float
 
     def describe(self, context: ToolContext) -> dict[str, Any]:
         """The keys that every answer about this process begins with."""
@@ -38,7 +38,7 @@ class Session:
             "command": self.command[:MAX_COMMAND_CHARS],
             "status": "running" if returncode is None else "exited",
             "pid": self.process.pid,
-            "uptime_seconds": int(context.clock() - self.started),
+            "uptime_seconds": int(context.clock() - self.started_s),
         }
         if returncode is not None:
             described["exit_code"] = returncode

@@ -170,7 +170,7 @@ def _parse_listing(output: bytes) -> Listing:
 
 
 def _split_path(line: bytes) -> tuple[str, str]:
-    """Part the path from what grep or rg says of it."""
+    """Part the path from what grep says of it."""
     separator = b"\0" if b"\0" in line else b":"
     path, _, rest = line.partition(separator)
     return path.decode(errors="surrogateescape"), rest.decode(errors="replace")

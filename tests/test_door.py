@@ -1,0 +1,29 @@
+"""The door: what a person typed reaches the command as it was typed."""
+
+import pytest
+
+from promptmill.door import open_door
+from promptmill.flags import FLAG_BY_NAME
+
+RUN_NAME = FLAG_BY_NAME["run_name"]
+
+
+def opened(argv: list[str]) -> list[str | None]:
+    seen = []
+
+    def main(run_name: str | None = None) -> None:
+        seen.append(run_name)
+
+    open_door(main, argv, [RUN_NAME], "usage", "summary")
+    return seen
+
+
+@pytest.mark.parametrize("value", ["help", "2024_01", "null", "a,b", "-1", "{}", "'x'", "True", ""])
+def test_a_value_is_the_text_that_was_typed_whatever_it_looks_like(value: str) -> None:
+    assert opened([f"--run_name={value}"]) == opened(["--run_name", value]) == [value]
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"], ["--run_name=x", "--help"]])
+def test_help_is_answered_and_the_command_not_called(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert opened(argv) == []
+    assert capsys.readouterr().out.startswith("Usage: usage")
