@@ -26,7 +26,7 @@ Reading order, which is also the way a sample goes:
     shards          append and read JSONL; replace a file whole
     checkpoint, filters, merge, statistics, publish
                     what a run folder is made of
-    progress, escaping, logs, summary
+    progress, escaping, logs, wording, summary
                     what a person sees while it runs, and at the end
     event_loop      uvloop where there is one
     local_model, local_model_child, demo_model

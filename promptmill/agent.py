@@ -74,11 +74,13 @@ class Agent:
             toolsets=self.offer.toolsets,
             tool_schemas=self.schemas,
         )
+        self.observe(f"asks    {prompt}")
         try:
             await self._converse(result)
         except (ModelError, SandboxError) as exc:
             record_failure(result, exc)
         result.duration_s = time.monotonic() - started_s
+        self.observe(f"ends    {result.stop_reason} {result.error}".rstrip())
         return result
 
     async def _converse(self, result: AgentResult) -> None:
@@ -125,7 +127,7 @@ class Agent:
 
     def _observe_outcome(self, call: ToolCall, outcome: ToolOutcome) -> None:
         self.observe(f"calls   {call.name} {call.arguments}")
-        self.observe(f"{'fails' if outcome.failed else 'gets'}    {outcome.content}")
+        self.observe(f"{'fails  ' if outcome.failed else 'gets   '} {outcome.content}")
 
 
 def opening_messages(settings: AgentSettings, prompt: str) -> list[Message]:

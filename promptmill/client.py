@@ -21,7 +21,7 @@ from promptmill.config import ModelSettings
 from promptmill.endpoints import is_private
 from promptmill.errors import (
     ContextFullError,
-    CredentialsError,
+    EndpointError,
     ModelError,
     RefusedError,
     RejectedRequestError,
@@ -101,7 +101,7 @@ class ModelClient:
             RefusedError: a content filter, or neither text nor call, past all attempts.
             ContextFullError: the conversation is larger than the model's context.
             RejectedRequestError: the endpoint says that the request is wrong.
-            CredentialsError: every further call would be refused too; the run must stop.
+            EndpointError: every further call would be refused too; the run must stop.
         """
         request = ModelRequest(messages, tools, self._base_fields())
         for quirk in self.quirks:
@@ -122,6 +122,8 @@ class ModelClient:
             try:
                 return await self._send_once(body)
             except _AttemptError as exc:
+                if attempt >= self._retries.max_attempts and exc.is_unreachable and not self._has_succeeded:
+                    raise EndpointError(f"{exc}; start the server or mend --base_url, then --resume") from exc
                 if attempt >= self._retries.max_attempts:
                     raise exc.final(f"{exc} (after {attempt} attempts)") from exc
                 wait_s = exc.retry_after_s
@@ -144,9 +146,7 @@ class ModelClient:
                 raise RefusedError(f"{self.settings.endpoint.base_url} answered 403: {_error_text(exc)}") from exc
             raise _status_error(exc, self.settings) from exc
         except (openai.APIConnectionError, aiohttp.ClientError) as exc:  # the package lets some of aiohttp's through
-            cause = exc.__cause__ or exc
-            detail = str(cause) or type(cause).__name__
-            raise _AttemptError(f"no answer from {self.settings.endpoint.base_url}: {detail}") from exc
+            raise _no_answer(self.settings.endpoint.base_url, exc.__cause__ or exc) from exc
         try:
             data = orjson.loads(response.content)
         except orjson.JSONDecodeError as exc:
@@ -172,8 +172,21 @@ class _AttemptError(Exception):
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """What the server asked for; None when it named no time."""
+        self.is_unreachable = False
+        """Whether nothing took the connection: no such host, or nobody listens there."""
         self.final = final
         """What is raised when no attempt is left."""
+
+
+def _no_answer(base_url: str, cause: BaseException) -> _AttemptError:
+    """The endpoint was not reached, or broke off."""
+    # aiohttp writes `ssl:default` for addresses without TLS too.
+    detail = str(cause).replace(" ssl:default", "") or type(cause).__name__
+    error = _AttemptError(f"no answer from {base_url}: {detail}")
+    while cause is not None:
+        error.is_unreachable |= isinstance(cause, aiohttp.ClientConnectorError | ConnectionRefusedError)
+        cause = cause.__cause__  # type: ignore[assignment]
+    return error
 
 
 def _status_error(exc: openai.APIStatusError, settings: ModelSettings) -> Exception:
@@ -183,9 +196,9 @@ def _status_error(exc: openai.APIStatusError, settings: ModelSettings) -> Except
     if status == 403 and _was_flagged(exc):
         return RefusedError(where)
     if status in (401, 402, 403) or exc.code == "insufficient_quota":
-        return CredentialsError(f"{where}; check the key and the account, then --resume")
+        return EndpointError(f"{where}; check the key and the account, then --resume")
     if status == 404:
-        return CredentialsError(f"{where}; check --model={settings.model} and --base_url, then --resume")
+        return EndpointError(f"{where}; check --model={settings.model} and --base_url, then --resume")
     if status == 413 or (status == 400 and any(word in text.lower() for word in _CONTEXT_WORDS)):
         return ContextFullError(where)
     if status in (408, 409, 425, 429) or status >= 500:

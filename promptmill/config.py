@@ -17,7 +17,7 @@ import orjson
 
 from promptmill.endpoints import NO_KEY, Endpoint, endpoint_for
 from promptmill.errors import ConfigError
-from promptmill.flags import FLAG_BY_NAME, FLAGS, boolean
+from promptmill.flags import FLAG_BY_NAME, FLAGS, boolean, did_you_mean
 from promptmill.records import Message
 
 DEFAULT_SYSTEM_PROMPT = (
@@ -135,7 +135,8 @@ def options_from(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             if name not in FLAG_BY_NAME:
-                raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(FLAG_BY_NAME))}")
+                near = did_you_mean(name, list(FLAG_BY_NAME))
+                raise ConfigError(f"unknown option {name!r}{near}; known: {', '.join(sorted(FLAG_BY_NAME))}")
             if value is not None:
                 options[name] = FLAG_BY_NAME[name].parse(name, value)
     return options
@@ -230,6 +231,8 @@ def model_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mo
     if not model:
         raise ConfigError("--model is empty; e.g. --model=anthropic/claude-sonnet-4.6")
     if is_local_model(model):
+        if options["base_url"] != FLAG_BY_NAME["base_url"].default:
+            raise ConfigError(f"--base_url contradicts --model={model}, which is served on this machine; give one")
         endpoint = Endpoint("", NO_KEY)
     else:
         endpoint = endpoint_for(options["base_url"], options["api_key"], environ)

@@ -19,6 +19,8 @@ from promptmill.records import Sample
 
 BOM = b"\xef\xbb\xbf"
 HASH_BYTES = 16
+MAX_NOTED_CWDS = 1000
+JSON_ARRAY = "a JSON array, not an object"
 OWN_COLUMNS = frozenset({"prompt", "image", "docker_image", "cwd"})
 
 
@@ -39,6 +41,8 @@ class Dataset:
     fingerprint: str = ""
     """SHA-256 of what was read: the whole file, or up to the last sample that `max_samples` asked for."""
     skipped: list[SkippedLine] = field(default_factory=list)
+    first_line_by_cwd: dict[str, int] = field(default_factory=dict)
+    """Where each `cwd` is first named; the first thousand of them."""
     _descriptor: int = -1
     _offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     _hashes: bytearray = field(default_factory=bytearray)
@@ -81,6 +85,11 @@ class Dataset:
             attempt=attempt,
         )
 
+    def note_cwd(self, cwd: str, line_number: int) -> None:
+        """Remember where a working folder is first named."""
+        if cwd and len(self.first_line_by_cwd) < MAX_NOTED_CWDS:
+            self.first_line_by_cwd.setdefault(cwd, line_number)
+
     def close(self) -> None:
         """Close the file; samples cannot be read any more."""
         if self._descriptor >= 0:
@@ -113,6 +122,11 @@ def scan_dataset(
         dataset._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         raise DatasetError(f"--dataset_file={path}: cannot read it ({exc.strerror})") from exc
+    if dataset.skipped and dataset.skipped[0].reason == JSON_ARRAY:
+        dataset.close()
+        raise DatasetError(
+            f"{path} is a JSON array and not JSONL: one object a line is needed, as `jq -c '.[]'` makes them"
+        )
     if not len(dataset):
         detail = "".join(f"\n  line {line.line_number}: {line.reason}" for line in dataset.skipped[:10])
         dataset.close()
@@ -127,13 +141,14 @@ def _scan_lines(dataset: Dataset, max_samples: int | None, advance: Callable[[in
     with dataset.path.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, start=1):
             fingerprint.update(line)
-            content_hash = None
+            row = content_hash = None
             try:
                 row = _decode(line)
                 content_hash = None if row is None else _hash(row)
             except ValueError as exc:
                 dataset.skipped.append(SkippedLine(number, str(exc)))
-            if content_hash is not None:
+            if row is not None and content_hash is not None:
+                dataset.note_cwd(row.get("cwd") or "", number)
                 occurrence = seen.get(content_hash, 0)
                 seen[content_hash] = occurrence + 1
                 dataset._offsets.extend((offset, len(line)))
@@ -151,10 +166,12 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     content = line.removeprefix(BOM).strip()
     if not content:
         return None
+    if content == b"[" or content.startswith((b"[{", b"[ {")):
+        raise ValueError(JSON_ARRAY)
     try:
         row = orjson.loads(content)
     except orjson.JSONDecodeError as exc:
-        raise ValueError(f"not valid JSON ({exc})") from exc
+        raise ValueError(_json_fault(content, exc)) from exc
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
     prompt = row.get("prompt")
@@ -168,6 +185,14 @@ def _decode(line: bytes) -> dict[str, Any] | None:
         if not isinstance(row.get(name) or "", str):
             raise ValueError(f'"{name}" is not text')
     return row
+
+
+def _json_fault(content: bytes, exc: orjson.JSONDecodeError) -> str:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    return f"not valid JSON ({exc.msg} at character {exc.pos + 1})"
 
 
 def _hash(row: dict[str, Any]) -> bytes:

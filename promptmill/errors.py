@@ -7,7 +7,7 @@ The tree
     │   └── DatasetError       the dataset cannot be read, or holds no sample
     ├── RunStoppedError        the run cannot go on; what is finished is on disk, `--resume` goes on (exit 1)
     │   ├── StorageError       the disk refused
-    │   ├── CredentialsError   the endpoint refuses the key, the account or the model
+    │   ├── EndpointError      nothing answers there, or it refuses the key, the account or the model
     │   └── EngineError        workers cannot be kept alive
     └── ModelError             one model call failed for good; ends its sample
         ├── TransientModelError    provider or network, past all retries
@@ -44,8 +44,8 @@ class StorageError(RunStoppedError):
     """The disk refused a write."""
 
 
-class CredentialsError(RunStoppedError):
-    """The endpoint refuses the key, the account or the model, so every further call would be refused too."""
+class EndpointError(RunStoppedError):
+    """Nothing answers there, or the key, the account or the model is refused: every further call would fail too."""
 
 
 class EngineError(RunStoppedError):

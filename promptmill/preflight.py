@@ -1,15 +1,18 @@
 """What is settled before anything is made or called: where tools run, which tools there are, what to warn about."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from promptmill.config import RunConfig, WorkerSettings
 from promptmill.dataset import Dataset
 from promptmill.engines import engine_class
 from promptmill.errors import ConfigError
+from promptmill.wording import counted
 from toolsets.base import ToolsetError
 from toolsets.catalog import unavailable
 from toolsets.distributions import DISTRIBUTIONS, usable_toolsets
-from toolsets.sandboxes import choose
+from toolsets.sandboxes import choose, sandbox_class
 from toolsets.sandboxes.base import SandboxError
 
 SHOWN_SKIPPED_LINES = 10
@@ -35,11 +38,14 @@ def preflight(config: RunConfig, dataset: Dataset) -> Preflight:
     except (ValueError, SandboxError) as exc:
         raise ConfigError(f"--sandbox={config.sandbox}: {exc}") from exc
     missing, available = settle_toolsets(config.distribution)
-    notes = [*skipped_notes(dataset), batches_note(config, len(dataset)), sandbox_note]
-    if missing:
-        reasons = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
-        notes.append(f"Toolsets left out: {reasons}")
-    notes += reasoning_notes(config)
+    notes = [
+        *skipped_notes(dataset),
+        batches_note(config, len(dataset)),
+        sandbox_note,
+        *cwd_notes(dataset, sandbox),
+        *toolsets_notes(missing),
+        *reasoning_notes(config),
+    ]
     settings = WorkerSettings(config, sandbox, available, conversations=config.num_workers)
     return Preflight(settings, tuple(notes))
 
@@ -62,11 +68,23 @@ def skipped_notes(dataset: Dataset) -> list[str]:
     skipped = dataset.skipped
     if not skipped:
         return []
-    notes = [f"Skipped {len(skipped)} line{'s' * (len(skipped) > 1)} of {dataset.path}:"]
+    notes = [f"Skipped {counted(len(skipped), 'line')} of {dataset.path}:"]
     notes += [f"  line {line.line_number}: {line.reason}" for line in skipped[:SHOWN_SKIPPED_LINES]]
     if len(skipped) > SHOWN_SKIPPED_LINES:
         notes.append(f"  … and {len(skipped) - SHOWN_SKIPPED_LINES} more, all listed in run.json")
     return notes
+
+
+def cwd_notes(dataset: Dataset, sandbox: str) -> list[str]:
+    """Working folders that look like the host's and are not there: in an isolating sandbox they start empty."""
+    if not sandbox_class(sandbox).isolates:
+        return []
+    missing = {cwd: line for cwd, line in dataset.first_line_by_cwd.items() if cwd[0] == "/" and not Path(cwd).is_dir()}
+    if not missing:
+        return []
+    cwd, line = next(iter(missing.items()))
+    others = f" (and {counted(len(missing) - 1, 'other')})" if len(missing) > 1 else ""
+    return [f"cwd {cwd!r} of line {line}{others} is no folder of this machine: it is made inside, and starts empty"]
 
 
 def batches_note(config: RunConfig, samples: int) -> str:
@@ -74,13 +92,21 @@ def batches_note(config: RunConfig, samples: int) -> str:
     batches = -(-samples // config.batch_size)
     said = "" if config.batch_size_given else " (the default; --batch_size changes it)"
     note = (
-        f"{samples:,} prompts in {batches:,} batches of {config.batch_size}{said}, "
+        f"{counted(samples, 'prompt')} in {counted(batches, 'batch', 'batches')} of {config.batch_size}{said}, "
         f"{config.num_workers} in flight at once, model {config.model.model}"
     )
     if batches < config.num_workers and samples > batches:
         fill = max(1, samples // config.num_workers)
         note += f"\nFewer batches than workers: --batch_size={fill} would keep more of them busy"
     return note
+
+
+def toolsets_notes(missing: Mapping[str, str]) -> list[str]:
+    """Toolsets of the distribution that are left out, by reason."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    return [f"Toolsets left out: {', '.join(names)} ({reason})" for reason, names in names_by_reason.items()]
 
 
 def reasoning_notes(config: RunConfig) -> list[str]:

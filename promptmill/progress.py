@@ -29,6 +29,8 @@ class Progress:
         self._tokens = 0
         self._started_s = self._last_line_s = clock()
         self._total = self._done_before = 0
+        self._counted_last = -1
+        """What the last plain line said."""
         self._has_shown_failure = False
 
     @property
@@ -72,7 +74,7 @@ class Progress:
         if self._bar is not None:
             self._bar.refresh()
         elif self._total and self._clock() - self._last_line_s >= PLAIN_INTERVAL_S:
-            self._last_line_s = self._clock()
+            self._last_line_s, self._counted_last = self._clock(), self._finished
             self.note(self._plain_line())
 
     def turn(self, event: TurnEvent) -> None:
@@ -84,7 +86,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        elif self._total and self._finished:
+        elif self._total and self._finished and self._counted_last != self._finished:
             self.note(self._plain_line())
         self._total = 0
 

@@ -48,8 +48,7 @@ class RunFolder:
         """Make and lock the folder.
 
         Raises:
-            ConfigError: another process is writing this run.
-            StorageError: the folder cannot be made.
+            ConfigError: another process is writing this run, or the folder cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -59,13 +58,13 @@ class RunFolder:
                 f"{self.path} is in use by {self._owner()}; wait for it, or take another --run_name for a new run"
             ) from exc
         except OSError as exc:
-            raise StorageError(f"{self.path}: cannot make the run folder ({exc.strerror})") from exc
+            raise ConfigError(f"{self.path}: cannot make the run folder ({exc.strerror})") from exc
         owner = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
             (self.path / ".lock_owner").write_bytes(orjson.dumps(owner))
         except OSError as exc:
             self._lock.release()
-            raise StorageError(f"{self.path}: cannot write to the run folder ({exc.strerror})") from exc
+            raise ConfigError(f"{self.path}: cannot write to the run folder ({exc.strerror})") from exc
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="run-folder")
 
     def _owner(self) -> str:

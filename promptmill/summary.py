@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from promptmill.escaping import escaped
+from promptmill.wording import counted
 
 
 def print_summary(statistics: Mapping[str, Any], run_dir: str, console: Console | None = None) -> None:
@@ -27,11 +28,13 @@ def _summary(statistics: Mapping[str, Any], run_dir: str) -> Group:
     used = {name: entry for name, entry in statistics["tool_usage"].items() if entry["count"]}
     if used:
         parts += [Text(), _tools_table(used)]
+    if statistics["samples"]["failed"]:
+        parts += [Text(), Text(f"What failed, and why, is in {escaped(run_dir)}/failed.jsonl")]
     reasons = statistics["filtered_by_reason"]
     if reasons:
         shown = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         parts += [Text(), Text(f"Left out of the merge by a filter: {shown}")]
-    rows = f"{statistics['merged_rows']:,} rows in {escaped(run_dir)}/trajectories.jsonl"
+    rows = f"{counted(statistics['merged_rows'], 'row')} in {escaped(run_dir)}/trajectories.jsonl"
     parts += [Text(), Text(rows, style="bold")]
     return Group(*parts)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from promptmill.errors import ConfigError, CredentialsError
+from promptmill.errors import ConfigError, EndpointError
 from promptmill.run_folder import RunFolder
 from promptmill.runner import BatchRunner
 from tests.fakes.model_server import (
@@ -238,7 +238,7 @@ async def test_a_row_that_names_an_image_fails_as_permanent_and_the_others_run(s
 
 async def test_a_refused_key_stops_the_run_and_resume_goes_on(server):
     server.script = lambda request: fail(401, "bad key") if request.prompt == "b" else one_turn(request)
-    with pytest.raises(CredentialsError, match="answered 401: bad key; check the key"):
+    with pytest.raises(EndpointError, match="answered 401: bad key; check the key"):
         await run_inline(server.base_url, ["a", "b", "c"], batch_size=1, num_workers=1)
     run = run_folder()
     assert (run.prompts, run.lines("failed.jsonl"), server.prompts) == (["a"], [], ["a", "b"])

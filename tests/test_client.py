@@ -10,7 +10,7 @@ from promptmill.client import ModelClient, RetryPolicy
 from promptmill.config import Reasoning, Routing
 from promptmill.errors import (
     ContextFullError,
-    CredentialsError,
+    EndpointError,
     RefusedError,
     RejectedRequestError,
     TransientModelError,
@@ -229,11 +229,33 @@ async def test_a_model_that_never_answers_has_refused(server, name):
     assert len(server.requests) == 4
 
 
-async def test_nobody_listening_is_transient():
+async def test_an_endpoint_at_which_nobody_ever_listened_stops_the_run():
     async with ScriptedServer() as gone:
         pass
-    with pytest.raises(TransientModelError, match="no answer from http://127.0.0.1"):
+    with pytest.raises(EndpointError, match="no answer from http://127.0.0.1.*start the server or mend --base_url"):
         await complete(gone)
+
+
+async def test_an_endpoint_that_has_answered_and_is_gone_fails_the_sample_alone():
+    async with ScriptedServer(lambda request: say("hi")) as server:
+        client = ModelClient(make_settings(server.base_url), retries=QUICK)
+        await client.complete([Message("user", "hello")], ())
+    try:
+        with pytest.raises(TransientModelError, match="no answer from"):
+            await client.complete([Message("user", "hello")], ())
+    finally:
+        await client.close()
+
+
+async def test_a_403_after_a_success_is_about_the_prompt(server):
+    server.script = in_order(say("hi"), fail(403, "blocked by the firewall"))
+    client = ModelClient(make_settings(server.base_url), retries=QUICK)
+    try:
+        await client.complete([Message("user", "hello")], ())
+        with pytest.raises(RefusedError, match="answered 403: blocked by the firewall"):
+            await client.complete([Message("user", "hello")], ())
+    finally:
+        await client.close()
 
 
 async def test_the_failure_says_what_the_endpoint_said(server):
@@ -281,11 +303,11 @@ FULL = "This model's maximum context length is 8192 tokens"
 @pytest.mark.parametrize(
     ("failure", "error"),
     [
-        (fail(401, "bad key"), CredentialsError),
-        (fail(402, "no credits"), CredentialsError),
-        (fail(403, "not allowed"), CredentialsError),
-        (fail(404, "no such model"), CredentialsError),
-        (fail(429, "You exceeded your current quota", code="insufficient_quota"), CredentialsError),
+        (fail(401, "bad key"), EndpointError),
+        (fail(402, "no credits"), EndpointError),
+        (fail(403, "not allowed"), EndpointError),
+        (fail(404, "no such model"), EndpointError),
+        (fail(429, "You exceeded your current quota", code="insufficient_quota"), EndpointError),
         (fail(403, "flagged", metadata={"reasons": ["violence"], "flagged_input": "..."}), RefusedError),
         (say("half an answ", finish_reason="content_filter"), RefusedError),
         (say(None, finish_reason="content_filter"), RefusedError),
@@ -307,11 +329,11 @@ async def test_what_cannot_pass_is_asked_once(server, failure, error):
 
 async def test_refused_credentials_say_what_to_do_and_never_show_the_key(server):
     server.script = lambda request: fail(401, "bad key")
-    with pytest.raises(CredentialsError, match="answered 401: bad key; check the key") as refusal:
+    with pytest.raises(EndpointError, match="answered 401: bad key; check the key") as refusal:
         await complete(server)
     assert "test-key" not in str(refusal.value)
     server.script = lambda request: fail(404, "no such model")
-    with pytest.raises(CredentialsError, match="check --model=test/model and --base_url"):
+    with pytest.raises(EndpointError, match="check --model=test/model and --base_url"):
         await complete(server)
 
 

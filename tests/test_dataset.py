@@ -69,10 +69,10 @@ def test_the_samples_are_the_same_however_the_lines_are_written(scan, content):
     [
         (b"{", "not valid JSON"),
         (b'{"prompt": "a"} {"prompt": "b"}', "not valid JSON"),
-        (b'{"prompt": "\xff"}', "not valid JSON"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
         (b'{"prompt": "\\ud800"}', "not valid JSON"),
         (b'{"prompt": NaN}', "not valid JSON"),
-        (b"\xff\xfe", "not valid JSON"),
+        (b"\xff\xfe", "not UTF-8"),
         (b"[1]", "not a JSON object"),
         (b'"a"', "not a JSON object"),
         (b"null", "not a JSON object"),
@@ -244,3 +244,18 @@ def test_batches_hold_the_owed_samples_in_order_and_know_their_attempt(scan):
     assert [batch.number for batch in batches] == [7, 8, 9]
     assert [[s.prompt for s in batch.samples] for batch in batches] == [["a", "c"], ["d", "f"], ["g"]]
     assert [s.attempt for batch in batches for s in batch.samples] == [1, 1, 3, 1, 1]
+
+
+def test_a_json_array_is_refused_whole(tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text('[\n  {"prompt": "a"},\n  {"prompt": "b"}\n]\n')
+    with pytest.raises(DatasetError, match="is a JSON array and not JSONL"):
+        scan_dataset(path)
+
+
+def test_the_first_line_of_each_working_folder_is_known(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b", "cwd": "/x"}\n{"prompt": "c", "cwd": "/x"}\n')
+    dataset = scan_dataset(path)
+    dataset.close()
+    assert dataset.first_line_by_cwd == {"/x": 2}

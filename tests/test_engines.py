@@ -12,7 +12,7 @@ import pytest
 
 from promptmill.config import WorkerSettings, build_config
 from promptmill.engines import ENGINES, engine_class
-from promptmill.errors import ConfigError, CredentialsError
+from promptmill.errors import ConfigError, EndpointError
 from promptmill.records import Batch, Sample, SampleResult, TurnEvent
 from tests.fakes.model_server import Answer, RecordedRequest, ScriptedServer, call, fail, one_turn, say
 from tests.processes import wait_until
@@ -181,7 +181,7 @@ async def test_a_refused_key_stops_everything_and_leaves_the_rest_pending(name, 
     server.script = script
     recorder = Recorder()
     batches = Batches("abc", "def", "ghi")
-    with pytest.raises(CredentialsError, match="answered 401: bad key"):
+    with pytest.raises(EndpointError, match="answered 401: bad key"):
         await run_engine(name, server, batches, recorder)
     assert (recorder.prompts, recorder.finished_batches, batches.taken) == (["a"], [], 2)
     assert sorted(server.prompts) == ["a", "b", "d"]
@@ -204,9 +204,9 @@ async def test_turns_are_told_when_the_run_is_verbose_and_only_then(name, server
 async def test_a_fault_of_the_events_ends_the_run(name, server):
     class Full(Recorder):
         async def sample_finished(self, result: SampleResult) -> None:
-            raise CredentialsError("disk full, say")
+            raise EndpointError("disk full, say")
 
-    with pytest.raises(CredentialsError, match="disk full"):
+    with pytest.raises(EndpointError, match="disk full"):
         await run_engine(name, server, Batches("abc", "def"), Full())
     assert server.count <= 4
     assert multiprocessing.active_children() == []

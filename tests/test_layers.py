@@ -29,7 +29,7 @@ LAYERS = (
     ("promptmill.config",),
     ("promptmill.records", "promptmill.flags", "promptmill.endpoints"),
     ("promptmill.logs",),
-    ("promptmill.errors", "promptmill.escaping"),
+    ("promptmill.errors", "promptmill.escaping", "promptmill.wording"),
     ("promptmill",),
     ("toolsets",),
 )  # fmt: skip

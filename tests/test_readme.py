@@ -25,7 +25,8 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "data").mkdir()
     for dataset in (ROOT / "data").glob("*.jsonl"):
-        shutil.copy(dataset, tmp_path / "data")
+        if dataset.is_file():
+            shutil.copy(dataset, tmp_path / "data")
     return tmp_path
 
 
@@ -83,7 +84,7 @@ def test_the_python_example_runs_as_written(checkout: Path) -> None:
 @pytest.mark.local_model
 def test_the_one_prompt_command_runs_as_written(checkout: Path) -> None:
     block = next(block for block in shell_blocks() if "run_agent.py" in block)
-    assert run(block, checkout, "").strip()
+    assert os.uname().release in run(block, checkout, "")
 
 
 def test_the_flag_table_is_the_commands_own_help() -> None:

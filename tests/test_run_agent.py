@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from promptmill.errors import ConfigError, CredentialsError, Outcome
+from promptmill.errors import ConfigError, EndpointError, Outcome
 from promptmill.rows import DOCUMENTED_KEYS
 from run_agent import AIAgent
 from tests.fakes.model_server import Answer, RecordedRequest, ScriptedServer, by_turn, call, fail, one_turn, say
@@ -87,7 +87,7 @@ async def test_nothing_is_saved_unless_it_is_asked_for(server, tmp_path):
 
 async def test_a_refused_key_is_raised(server):
     server.script = lambda request: fail(401, "bad key")
-    with pytest.raises(CredentialsError, match="answered 401: bad key"):
+    with pytest.raises(EndpointError, match="answered 401: bad key"):
         await agent_for(server, save_trajectories=True).run_conversation("a")
     assert not SAVED.exists()
 

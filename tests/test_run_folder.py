@@ -160,14 +160,14 @@ def test_a_killed_run_leaves_no_lock(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot make the run folder"):
+    with pytest.raises(ConfigError, match="cannot make the run folder"):
         RunFolder(tmp_path / "file" / "my_run").open()
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_storage_error_and_not_locked(tmp_path):
     (tmp_path / ".lock_owner").mkdir()
     refused = RunFolder(tmp_path)  # kept, for a lock is released with its last reference
-    with pytest.raises(StorageError, match="cannot write to the run folder"):
+    with pytest.raises(ConfigError, match="cannot write to the run folder"):
         refused.open()
     (tmp_path / ".lock_owner").rmdir()
     folder = RunFolder(tmp_path)

@@ -34,7 +34,7 @@ class Toolset:
     """Why it cannot be used here; empty when it can."""
 
 
-_LATER = "its tools are not part of this version"
+_LATER = "not part of this version"
 
 TOOLSETS: dict[str, Toolset] = {
     "terminal": Toolset("Run shell commands and manage background processes.", ("terminal", "process")),

