@@ -233,7 +233,7 @@ async def server(start_server) -> ScriptedServer:
         ("--sandbox=chroot", "--sandbox=chroot: unknown sandbox 'chroot'; known: auto, bubblewrap, local"),
         ("--base_url=ftp://x", "--base_url=ftp://x is no address"),
         ("--config=nowhere.toml", "--config=nowhere.toml: cannot read it"),
-        ("--model=local:nowhere.gguf", "--model=local:nowhere.gguf: cannot read the file"),
+        ("--model=local", "--base_url contradicts --model=local"),
     ],
 )
 async def test_bad_usage_exits_with_2_before_anything_is_made_or_called(server, tmp_path, word, complaint):
@@ -244,6 +244,14 @@ async def test_bad_usage_exits_with_2_before_anything_is_made_or_called(server, 
     assert complaint in ended.stderr
     assert "Traceback" not in ended.stderr
     assert (server.count, [path.name for path in tmp_path.iterdir()]) == (0, ["prompts.jsonl"])
+
+
+async def test_a_model_file_that_is_not_there_is_refused_before_anything_is_made(tmp_path):
+    Path("prompts.jsonl").write_text('{"prompt": "a"}\n')
+    ended = await command("--dataset_file=prompts.jsonl", "--run_name=r", "--model=local:nowhere.gguf")
+    assert ended.code == 2
+    assert "--model=local:nowhere.gguf: cannot read the file" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
 async def test_no_flag_at_all_says_what_is_required():

@@ -287,10 +287,12 @@ async def test_verbose_shows_each_turn(server, capsys):
     assert "[0]" not in capsys.readouterr().err
     await run_inline(server.base_url, run_name="loud", sandbox="local", verbose=True)
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("[0]")] == [
+        "[0] asks    a",
         "[0] thinks  I compute.",
         '[0] calls   terminal {"command": "echo $((6*7))"}',
         '[0] gets    {"output":"42","exit_code":0,"error":null}',
         "[0] says    It is 42.",
+        "[0] ends    answer",
     ]
 
 

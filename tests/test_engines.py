@@ -194,8 +194,10 @@ async def test_turns_are_told_when_the_run_is_verbose_and_only_then(name, server
     await run_engine(name, server, Batches("a"), loud, verbose=True)
     await run_engine(name, server, Batches("a"), quiet)
     assert [(event.index, event.text) for event in loud.turns] == [
+        (0, "asks    a"),
         (0, "thinks  No tool is needed."),
         (0, "says    answer to a"),
+        (0, "ends    answer"),
     ]
     assert quiet.turns == []
 

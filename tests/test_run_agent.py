@@ -127,10 +127,12 @@ async def test_each_step_is_told_while_it_happens(server):
     steps: list[str] = []
     await agent_for(server, observe=steps.append).run_conversation("6*7?")
     assert steps == [
+        "asks    6*7?",
         "thinks  I compute.",
         'calls   terminal {"command": "echo $((6*7))"}',
         'gets    {"output":"42","exit_code":0,"error":null}',
         "says    It is 42.",
+        "ends    answer",
     ]
 
 
