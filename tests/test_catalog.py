@@ -46,7 +46,7 @@ def test_tools_come_once_and_in_catalog_order_whatever_the_order_of_toolsets() -
 
 
 def test_what_is_not_available_is_told_with_its_reason() -> None:
-    assert unavailable(["terminal", "web", "file"]) == {"web": "its tools are not part of this version"}
+    assert unavailable(["terminal", "web", "file"]) == {"web": "not part of this version"}
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_an_unknown_name_is_an_error_that_names_the_nearest_and_the_known() -> N
 def test_a_distribution_of_which_nothing_is_available_is_an_error_that_names_others() -> None:
     with pytest.raises(ToolsetError) as raised:
         sample_toolsets("minimal", random.Random(), {"terminal", "file"})
-    assert "web (its tools are not part of this version)" in str(raised.value)
+    assert "web (not part of this version)" in str(raised.value)
     assert "terminal_only" in str(raised.value)
 
 
@@ -128,7 +128,7 @@ def test_the_description_lists_all_in_alphabetical_order_likeliest_first() -> No
     assert block.split("\n")[1].startswith("Description: ")
     assert block.split("\n")[2:] == [
         "Toolsets:",
-        "  • browser : 97% chance (not available: its tools are not part of this version)",
+        "  • browser : 97% chance (not available: not part of this version)",
         "  • terminal : 15% chance",
-        "  • vision : 12% chance (not available: its tools are not part of this version)",
+        "  • vision : 12% chance (not available: not part of this version)",
     ]

