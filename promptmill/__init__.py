@@ -17,18 +17,26 @@ Reading order, which is also the way a sample goes:
     engines/        where workers run: inline, processes
     worker          what one worker does with a batch
     agent           the loop: model call, tool calls, results, until an answer
-    client, replies request, retry, and reading what came back
+    client, failures
+                    request and retry; what a failure means
+    bodies, streaming, joining, replies, reasoning, tool_calls
+                    reading what came back: JSON or a stream, then text, reasoning and calls
+    limiter, deadlines
+                    how many requests at once; a prompt's own time
     quirks/         what one server or model family does differently
     finished        a sample's end -> the row that is saved
     exports/        what a row looks like, here and in other formats
     rows            reading a saved row back: keys, identity, summary
+    prices, budget, estimate
+                    what calls cost; whether the run's limits let one more prompt start; what a dry run tells
     run_folder      every path of a run, and the one writer
     shards          append and read JSONL; replace a file whole
     checkpoint, filters, merge, statistics, publish
                     what a run folder is made of
-    progress, escaping, logs, wording, summary
+    progress, escaping, secrets, logs, wording, summary
                     what a person sees while it runs, and at the end
-    event_loop      uvloop where there is one
+    event_loop, resources
+                    uvloop where there is one; what the operating system lets us have
     local_model, local_model_child, demo_model
                     the embedded model server and its demonstration model
     conversation, agent_command

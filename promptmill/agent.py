@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from promptmill.config import AgentSettings
+from promptmill.deadlines import PromptClock
 from promptmill.errors import (
     ContextFullError,
     ModelError,
@@ -18,16 +19,21 @@ from promptmill.errors import (
     RejectedRequestError,
     TransientModelError,
 )
-from promptmill.records import AgentResult, Message, ModelReply, ToolCall, ToolTally
+from promptmill.records import AgentResult, Message, ModelReply, ToolCall, ToolTally, Usage
 from toolsets.base import Tool, ToolContext
 from toolsets.execute import ToolOutcome, execute_call
 from toolsets.sandboxes.base import SandboxError
+
+MAX_CALLS_PER_TURN = 1000
+"""A model that asks for more at once has lost its way; none of them is executed."""
 
 
 class CompletesConversations(Protocol):
     """What an agent needs of a model client."""
 
-    async def complete(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> ModelReply:
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], clock: PromptClock
+    ) -> ModelReply:
         """One model call; raises ModelError or RunStoppedError."""
 
 
@@ -52,12 +58,14 @@ class Agent:
         offer: ToolOffer,
         context: ToolContext,
         observe: Callable[[str], None] = lambda _line: None,
+        price: Callable[[Usage], Usage] = lambda usage: usage,
     ) -> None:
         self.client = client
         self.settings = settings
         self.offer = offer
         self.context = context
         self.observe = observe
+        self.price = price
         self.schemas = tuple(tool.schema() for tool in offer.tools.values())
 
     async def run(self, prompt: str) -> AgentResult:
@@ -75,21 +83,28 @@ class Agent:
             tool_schemas=self.schemas,
         )
         self.observe(f"asks    {prompt}")
+        clock = PromptClock(self.settings.prompt_timeout_s)
         try:
-            await self._converse(result)
+            async with clock:
+                await self._converse(result, clock)
+        except TimeoutError:
+            if not clock.is_spent:
+                raise
+            record_timeout(result, self.settings.prompt_timeout_s)
         except (ModelError, SandboxError) as exc:
             record_failure(result, exc)
+        result.usage += self.price(clock.unanswered)
         result.duration_s = time.monotonic() - started_s
         self.observe(f"ends    {result.stop_reason} {result.error}".rstrip())
         return result
 
-    async def _converse(self, result: AgentResult) -> None:
+    async def _converse(self, result: AgentResult, clock: PromptClock) -> None:
         unsaved = self._unsaved_opening(result.messages)
         prompt_place = len(result.messages) - 1
         while result.api_calls < self.settings.max_turns:
-            reply = await self.client.complete([*unsaved, *result.messages[prompt_place:]], self.schemas)
+            reply = await self.client.complete([*unsaved, *result.messages[prompt_place:]], self.schemas, clock)
             result.api_calls += 1
-            result.usage += reply.usage
+            result.usage += self.price(reply.usage)
             result.messages.append(reply.message)
             self._observe_reply(reply)
             if reply.cut:
@@ -98,8 +113,19 @@ class Agent:
             if not reply.message.tool_calls:
                 result.outcome, result.stop_reason = Outcome.COMPLETED, "answer"
                 return
+            if len(reply.message.tool_calls) > MAX_CALLS_PER_TURN:
+                result.stop_reason = "too_many_calls"
+                return
             for call in reply.message.tool_calls:
                 await self._answer(call, result)
+            if self._would_pass_limit(result.usage, reply.usage):
+                result.stop_reason = "prompt_max_tokens"
+                return
+
+    def _would_pass_limit(self, spent: Usage, last: Usage) -> bool:
+        """Whether a further call would bring the tokens above the limit: it has at least the last one's to read."""
+        limit = self.settings.prompt_max_tokens
+        return limit is not None and spent.total_tokens + last.total_tokens > limit
 
     def _unsaved_opening(self, messages: Sequence[Message]) -> list[Message]:
         """What every request begins with, up to the prompt: system, ephemeral system and prefill messages."""
@@ -114,6 +140,9 @@ class Agent:
         tally = result.tool_tallies.setdefault(call.name, ToolTally())
         tally.success += not outcome.failed
         tally.failure += outcome.failed
+        if call.written:
+            repair = f"{call.written}→{call.name}"
+            result.repaired_tools = tuple(dict.fromkeys((*result.repaired_tools, repair)))
         if call.name not in self.offer.tools and call.name not in self.offer.run_tools:
             result.unknown_tools = tuple(dict.fromkeys((*result.unknown_tools, call.name)))
         result.messages.append(Message("tool", outcome.content, tool_call_id=call.id, name=call.name))
@@ -134,6 +163,13 @@ def opening_messages(settings: AgentSettings, prompt: str) -> list[Message]:
     """The saved opening of a conversation: the system prompt, unless it is empty, and the prompt."""
     system = [Message("system", settings.system_prompt)] if settings.system_prompt else []
     return [*system, Message("user", prompt)]
+
+
+def record_timeout(result: AgentResult, timeout_s: float) -> None:
+    """Write into a result that the prompt's own time was spent: partial, or failed when nothing was answered yet."""
+    result.stop_reason = "prompt_timeout"
+    result.error = f"the prompt's time of {timeout_s:g} s was spent (--prompt_timeout_s)"
+    result.outcome = Outcome.PARTIAL if result.api_calls else Outcome.FAILED_TRANSIENT
 
 
 def record_failure(result: AgentResult, exc: ModelError | SandboxError) -> None:

@@ -5,6 +5,7 @@ and SIGTERM.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -37,11 +38,12 @@ async def _run_until_signal(runner: BatchRunner) -> int:
             # The second time: leave now. Rows are whole on disk, and workers end with their sockets.
             os._exit(128 + number)
         received.append(number)
-        print("\nStopping: what is finished is kept, --resume goes on. Again: leave at once.", file=sys.stderr)
         running.cancel()
+        with contextlib.suppress(OSError):  # the terminal may be what went away
+            print("\nStopping: what is finished is kept, --resume goes on. Again: leave at once.", file=sys.stderr)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
     try:
         await running
@@ -50,4 +52,4 @@ async def _run_until_signal(runner: BatchRunner) -> int:
             raise
         return 128 + received[0]
     samples = runner.statistics["samples"]
-    return INCOMPLETE if samples["failed"] or samples["pending"] else DONE
+    return INCOMPLETE if samples["failed"] or (samples["pending"] and not runner.is_dry_run) else DONE

@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from promptmill.endpoints import NO_KEY, Endpoint, endpoint_for
 from promptmill.errors import ConfigError
 from promptmill.flags import FLAG_BY_NAME, FLAGS, boolean, did_you_mean
 from promptmill.records import Message
+from promptmill.secrets import secrets_in
 
 DEFAULT_SYSTEM_PROMPT = (
     "You are a capable assistant that works in a fresh Linux sandbox of its own. "
@@ -60,8 +61,30 @@ class ModelSettings:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    request_timeout_s: float = 600.0
+    """Seconds for one model call, all its attempts together; waiting for the endpoint to have room is apart."""
     reasoning: Reasoning = Reasoning()
     routing: Routing = Routing()
+    price_per_mtok: tuple[float, float] | None = None
+    """US dollars for a million prompt tokens, and for as many completion tokens."""
+    stream: bool = False
+    """Whether replies are asked for piece by piece; what is read of them is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a run early; None for no limit. See `budget`."""
+
+    max_cost_usd: float | None = None
+    max_total_tokens: int | None = None
+    max_duration_s: float | None = None
+    max_failures: int | str | None = None
+    """A number of prompts, or a percentage as it was typed (`10%`)."""
+
+    @property
+    def are_set(self) -> bool:
+        """Whether there is any."""
+        return self != Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,10 @@ class AgentSettings:
     """What an agent says before the prompt, and how long it goes on."""
 
     max_turns: int = 10
+    prompt_max_tokens: int | None = None
+    """Most tokens of a prompt's model calls together, prompt and completion."""
+    prompt_timeout_s: float = 3600.0
+    """Seconds of a prompt's own time, model calls and tools; waiting for the endpoint to have room is apart."""
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     ephemeral_system_prompt: str = ""
     prefill_messages: tuple[Message, ...] = ()
@@ -90,13 +117,20 @@ class RunConfig:
     seed: int
     engine: str
     sandbox: str
+    in_flight_limit: str | int
+    """Requests at once at the endpoint: `adaptive`, `off`, or adaptive up to a number."""
     keep_no_reasoning: bool
     verbose: bool
     log_prefix_chars: int
     model: ModelSettings
     agent: AgentSettings
+    limits: Limits = Limits()
+    dry_run: int | None = None
+    """How many drawn prompts to run, for an estimate; None for all that are owed."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options as decided, by flag name, without the key: what `run.json` keeps."""
+    secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """What is masked in all that is written or shown."""
 
     @property
     def run_dir(self) -> Path:
@@ -194,31 +228,37 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> RunC
         if not options[name]:
             raise ConfigError(f"--{name} is required; see --help")
     check_run_name(options["run_name"])
+    if not options["output_dir"]:
+        raise ConfigError("--output_dir is empty; leave it out for `data`")
+    model = model_settings(options, environ)
     return RunConfig(
-        dataset_file=Path(options["dataset_file"]),
+        dataset_file=Path(options["dataset_file"]).expanduser(),
         run_name=options["run_name"],
-        output_dir=Path(options["output_dir"]),
+        output_dir=Path(options["output_dir"]).expanduser(),
         batch_size=options["batch_size"] or DEFAULT_BATCH_SIZE,
         batch_size_given=options["batch_size"] is not None,
-        model=model_settings(options, environ),
+        model=model,
         agent=agent_settings(options),
+        dry_run=options["dry_run"],
+        limits=Limits(**{limit.name: options[limit.name] for limit in fields(Limits)}),
+        secrets=secrets_in(environ, model.endpoint.api_key),
         options={name: value for name, value in options.items() if name not in _NOT_KEPT},
         **{name: options[name] for name in _SAME_NAME},
     )
 
 
 _SAME_NAME = (
-    "num_workers", "max_samples", "distribution", "seed", "engine", "sandbox",
+    "num_workers", "max_samples", "distribution", "seed", "engine", "sandbox", "in_flight_limit",
     "keep_no_reasoning", "verbose", "log_prefix_chars",
 )  # fmt: skip
 _ONLY_TYPED = frozenset({"list_distributions", "config"})
-_NOT_KEPT = frozenset({"api_key", "resume", "verbose", "list_distributions", "config"})
+_NOT_KEPT = frozenset({"api_key", "resume", "verbose", "list_distributions", "config", "dry_run"})
 """Secrets, and what belongs to one command rather than to the run."""
 
 
 def check_run_name(name: str) -> None:
     """Refuse a name that is no single visible folder name. Raises ConfigError."""
-    if not name or name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(name.encode()) > 200:
+    if not name.strip() or name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f]", name) or len(name.encode()) > 200:
         raise ConfigError(
             f"--run_name={name!r} cannot name a folder: no slashes, no leading dot, no control characters, "
             "at most 200 bytes; e.g. --run_name=my_run"
@@ -244,8 +284,11 @@ def model_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Mo
         max_tokens=options["max_tokens"],
         temperature=options["temperature"],
         top_p=options["top_p"],
+        request_timeout_s=options["request_timeout_s"],
         reasoning=reasoning_from(options["reasoning_effort"], disabled=options["reasoning_disabled"]),
         routing=_routing(options),
+        price_per_mtok=options["price_per_mtok"],
+        stream=options["stream"],
     )
 
 
@@ -297,6 +340,8 @@ def agent_settings(options: Mapping[str, Any]) -> AgentSettings:
     system_prompt = options["system_prompt"]
     return AgentSettings(
         max_turns=options["max_turns"],
+        prompt_max_tokens=options["prompt_max_tokens"],
+        prompt_timeout_s=options["prompt_timeout_s"],
         system_prompt=DEFAULT_SYSTEM_PROMPT if system_prompt is None else system_prompt,
         ephemeral_system_prompt=options["ephemeral_system_prompt"],
         prefill_messages=_read_prefill(options["prefill_messages_file"]),

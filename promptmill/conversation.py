@@ -22,7 +22,9 @@ from promptmill.config import (
 from promptmill.errors import ConfigError, Outcome
 from promptmill.exports.sharegpt import RowFacts, build_row
 from promptmill.local_model import served
+from promptmill.prices import Prices
 from promptmill.records import AgentResult, Sample
+from promptmill.secrets import Mask, secrets_in
 from promptmill.shards import append_lines
 from toolsets.base import ToolContext, ToolsetError
 from toolsets.catalog import TOOLS, TOOLSETS, tools_in, unavailable
@@ -75,7 +77,8 @@ class AIAgent:
         if prefill_messages:
             self.agent = replace(self.agent, prefill_messages=prefill_from(prefill_messages, "prefill_messages"))
         self.save_trajectories = save_trajectories
-        self.observe = observe
+        self._mask = Mask(secrets_in(environment(), self.model.endpoint.api_key))
+        self.observe: Callable[[str], None] = lambda line: observe(self._mask.text(line))
         try:
             self.sandbox, self.sandbox_note = choose(decided["sandbox"])
             self._offer = _offer(enabled_toolsets)
@@ -98,7 +101,8 @@ class AIAgent:
             sandbox = new_sandbox(self.sandbox, SandboxSpec(label="conversation"))
             stack.push_async_callback(sandbox.close)
             await sandbox.start()
-            agent = Agent(client, self.agent, self._offer, ToolContext(sandbox), self.observe)
+            price = Prices(model).priced
+            agent = Agent(client, self.agent, self._offer, ToolContext(sandbox), self.observe, price)
             result = await agent.run(prompt)
         if self.save_trajectories:
             self._save(prompt, result)
@@ -108,7 +112,7 @@ class AIAgent:
         facts = RowFacts(0, self.model.model, 0, tuple(TOOLS), datetime.now())
         row = build_row(result, Sample(index=0, prompt=prompt, content_hash=""), facts)
         path = SUCCESSFUL if result.outcome is Outcome.COMPLETED else FAILED
-        append_lines(Path.cwd() / path, [orjson.dumps(row)])
+        append_lines(Path.cwd() / path, [self._mask.json_bytes(orjson.dumps(row))])
 
 
 def _offer(toolsets: Sequence[str] | None) -> ToolOffer:

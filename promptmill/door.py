@@ -5,6 +5,7 @@ The only importer of Fire.
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import fire
 from fire.decorators import SetParseFn
 
+from promptmill.config import environment
 from promptmill.errors import ConfigError
 from promptmill.escaping import escaped
 from promptmill.flags import Flag, help_text, normalise_argv
 from promptmill.logs import log_to_stderr
+from promptmill.resources import raise_descriptor_limit
+from promptmill.secrets import Mask, secrets_in
 
 DONE, INCOMPLETE, BAD_USAGE = 0, 1, 2
 """Exit codes; 130 and 143 stand for SIGINT and SIGTERM."""
@@ -34,6 +38,7 @@ def open_door(main: Callable[..., None], argv: Sequence[str], flags: Sequence[Fl
     Raises:
         SystemExit: with 2 for an unknown flag, a stray word or a refused value, before `main` is called.
     """
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # What a model wrote may not fit the terminal's encoding, and must not end the command.
@@ -48,8 +53,25 @@ def open_door(main: Callable[..., None], argv: Sequence[str], flags: Sequence[Fl
     except ConfigError as exc:
         sys.exit(complain(exc, BAD_USAGE))
     log_to_stderr()
+    raise_descriptor_limit()
     # Fire would turn 2024_01 into a number and null into None: it gets strings, and passes them on as they are.
-    fire.Fire(SetParseFn(str)(main), command=[f"--{name}={value}" for name, value in given.items()])
+    try:
+        fire.Fire(SetParseFn(str)(main), command=[f"--{name}={value}" for name, value in given.items()])
+    except KeyboardInterrupt:  # while it was still importing; later ones are the command's own to handle
+        sys.exit(128 + signal.SIGINT)
+
+
+def open_closed_streams() -> None:
+    """Give standard streams that were closed (`2>&-`) to the null device, before other files take their places."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: PTH123, SIM115
 
 
 def parsed_options(given: Mapping[str, Any], flags: Mapping[str, Flag]) -> dict[str, Any]:
@@ -67,6 +89,7 @@ def print_answer(text: str) -> None:
 
 
 def complain(exc: Exception, code: int) -> int:
-    """Print an error to stderr, safe for a terminal, and pass the exit code on."""
-    print("\n".join(escaped(line) for line in f"error: {exc}".split("\n")), file=sys.stderr, flush=True)
+    """Print an error to stderr, safe for a terminal and without secrets, and pass the exit code on."""
+    text = Mask(secrets_in(environment())).text(f"error: {exc}")
+    print("\n".join(escaped(line) for line in text.split("\n")), file=sys.stderr, flush=True)
     return code

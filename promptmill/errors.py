@@ -7,6 +7,7 @@ The tree
     │   └── DatasetError       the dataset cannot be read, or holds no sample
     ├── RunStoppedError        the run cannot go on; what is finished is on disk, `--resume` goes on (exit 1)
     │   ├── StorageError       the disk refused
+    │   ├── LimitReachedError  a limit of the run's own: money, tokens, time, failures
     │   ├── EndpointError      nothing answers there, or it refuses the key, the account or the model
     │   └── EngineError        workers cannot be kept alive
     └── ModelError             one model call failed for good; ends its sample
@@ -46,6 +47,10 @@ class StorageError(RunStoppedError):
 
 class EndpointError(RunStoppedError):
     """Nothing answers there, or the key, the account or the model is refused: every further call would fail too."""
+
+
+class LimitReachedError(RunStoppedError):
+    """A limit that the user set keeps the rest from starting."""
 
 
 class EngineError(RunStoppedError):

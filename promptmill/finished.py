@@ -10,6 +10,7 @@ from promptmill.errors import Outcome
 from promptmill.exports.sharegpt import RowFacts, build_row
 from promptmill.records import AgentResult, Sample, SampleResult
 from promptmill.rows import summarise
+from promptmill.secrets import mask_of
 from toolsets.catalog import TOOLS
 
 
@@ -24,11 +25,16 @@ def unstarted(config: RunConfig, sample: Sample, stop_reason: str = "not_started
 
 
 def finished_sample(config: RunConfig, result: AgentResult, sample: Sample, batch_number: int) -> SampleResult:
-    """Build and encode the row. A row without any reasoning is marked as discarded, unless those are kept."""
+    """Build and encode the row, secrets masked. A row without any reasoning is marked as discarded, unless kept."""
     facts = RowFacts(batch_number, config.model.model, config.seed, tuple(TOOLS), datetime.now())
     row = build_row(result, sample, facts)
     if result.outcome in (Outcome.COMPLETED, Outcome.PARTIAL) and not (
         row["reasoning_turns"] or config.keep_no_reasoning
     ):
         row |= {"outcome": str(Outcome.DISCARDED), "error": "discarded: no assistant turn has reasoning"}
-    return SampleResult(batch_number, sample.index, orjson.dumps(row), summarise(row))
+    encoded = orjson.dumps(row)
+    mask = mask_of(config.secrets)
+    if mask.suspects(encoded):
+        row = mask.value(row)
+        encoded = orjson.dumps(row)
+    return SampleResult(batch_number, sample.index, encoded, summarise(row))

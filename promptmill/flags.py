@@ -17,6 +17,10 @@ FALSE_WORDS = frozenset({"false", "no", "0", "off"})
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
 PROVIDER_SORTS = ("price", "throughput", "latency")
 
+FAILURE_WINDOW = 100
+"""How many of the prompts that ended last a percentage of `--max_failures` is taken of."""
+FAILURE_WINDOW_MIN = 20
+"""How many must have ended before it is."""
 MAX_DIGITS = 100
 """More than any number of ours needs, and fewer than `int` refuses."""
 
@@ -87,6 +91,48 @@ def count_or_all(name: str, value: object) -> int | None:
     return number
 
 
+def or_none(parser: Parser) -> Parser:
+    """What a parser takes, or `none` for no limit."""
+
+    def parse(name: str, value: object) -> Any:
+        return None if str(value).strip().lower() in ("none", "") else parser(name, value)
+
+    return parse
+
+
+def count_or_percentage(name: str, value: object) -> int | str:
+    """A count from 0, or a percentage such as `10%`, given back as text."""
+    word = str(value).strip()
+    try:
+        if word.endswith("%"):
+            return f"{decimal(0, 100)(name, word[:-1].strip()):g}%"
+        count: int = integer(0)(name, value)
+    except ConfigError as exc:
+        raise ConfigError(f"--{name} is {value!r}; give a whole number from 0, or a percentage such as 10%") from exc
+    return count
+
+
+def price_pair(name: str, value: object) -> tuple[float, float]:
+    """Two prices from 0, as `IN,OUT` or as a list."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise ConfigError(f"--{name} is {value!r}; give two prices in US dollars, e.g. --{name}=3,15")
+    prompt, completion = (decimal(0, 1e9)(name, part) for part in parts)
+    return prompt, completion
+
+
+def in_flight_limit(name: str, value: object) -> str | int:
+    """`adaptive`, `off`, or a count up to which it adapts."""
+    word = str(value).strip().lower()
+    if word in ("adaptive", "off"):
+        return word
+    try:
+        limit: int = integer(1)(name, value)
+    except ConfigError as exc:
+        raise ConfigError(f"--{name} is {value!r}; give adaptive, off, or a whole number from 1") from exc
+    return limit
+
+
 def decimal(minimum: float, maximum: float) -> Parser:
     """A number in a range."""
 
@@ -130,10 +176,11 @@ class Flag:
     placeholder: str = "TEXT"
 
 
-RUN, CONVERSATION, MODEL, ROUTING, REASONING, ADVANCED = (
+RUN, CONVERSATION, MODEL, LIMITS, ROUTING, REASONING, ADVANCED = (
     "The run",
     "The conversation",
     "The model",
+    "Limits",
     "Provider routing (OpenRouter)",
     "Reasoning",
     "Advanced",
@@ -162,6 +209,17 @@ FLAGS: tuple[Flag, ...] = (
     Flag("max_tokens", MODEL, None, integer(1), "Most tokens per model response", "model default", "N"),
     Flag("temperature", MODEL, None, decimal(0, 2), "Sampling temperature", "model default", "X"),
     Flag("top_p", MODEL, None, decimal(0, 1), "Nucleus sampling", "model default", "X"),
+    Flag("request_timeout_s", MODEL, 600.0, decimal(0.001, 1e7), "Most seconds for one model call, its retries included; waiting for the endpoint to have room is apart", "600", "X"),
+    Flag("prompt_timeout_s", MODEL, 3600.0, decimal(0.001, 1e7), "Most seconds of a prompt's own time, model calls and tools; waiting for the endpoint to have room is apart", "3600", "X"),
+    Flag("in_flight_limit", MODEL, "adaptive", in_flight_limit, "Requests at once: adaptive falls below what the endpoint refuses and grows again, N adapts up to N, off sends whatever the workers have", placeholder="N"),
+    Flag("stream", MODEL, False, boolean, "Ask for replies piece by piece, which keeps long ones alive through proxies; the rows are the same", placeholder=""),
+    Flag("max_cost_usd", LIMITS, None, or_none(decimal(0, 1e9)), "Start no prompt that would bring the run's cost, all its starts together, above this; what is in flight finishes", "no limit", "X"),
+    Flag("max_total_tokens", LIMITS, None, or_none(integer(0, 2**53)), "The same for its tokens, prompt and completion", "no limit", "N"),
+    Flag("max_duration_s", LIMITS, None, or_none(decimal(0, 1e9)), "The same for its seconds", "no limit", "X"),
+    Flag("max_failures", LIMITS, None, or_none(count_or_percentage), f"Start no more prompts once more than N of this start failed or, as 10%, more than that share of the last {FAILURE_WINDOW} (from the {FAILURE_WINDOW_MIN}th on)", "no limit", "N"),
+    Flag("prompt_max_tokens", LIMITS, None, or_none(integer(1)), "End a prompt as partial before a model call that would bring its tokens above this", "no limit", "N"),
+    Flag("dry_run", LIMITS, None, or_none(integer(1)), "Run only N prompts, drawn by --seed, and say what the whole run will cost and take; their rows are kept, and --resume runs the rest", "all prompts", "N"),
+    Flag("price_per_mtok", LIMITS, None, or_none(price_pair), "US dollars per million prompt and completion tokens, for calls whose cost the endpoint does not report", "genai-prices, where installed", "IN,OUT"),
     Flag("providers_allowed", ROUTING, (), name_list, "Only these providers, e.g. \"anthropic,openai\"", "", "A,B"),
     Flag("providers_ignored", ROUTING, (), name_list, "Never these providers, e.g. \"together,deepinfra\"", "", "A,B"),
     Flag("providers_order", ROUTING, (), name_list, "Providers to try first, in this order", "", "A,B"),
@@ -180,7 +238,7 @@ AGENT_FLAGS: tuple[Flag, ...] = (
     Flag("enabled_toolsets", CONVERSATION, None, name_list, "Toolsets to offer", "all that work here", "A,B"),
     Flag("save_trajectories", CONVERSATION, False, boolean, "Append the conversation to trajectory_samples.jsonl, or to failed_trajectories.jsonl when it did not complete", placeholder=""),
     *(flag for flag in FLAGS if flag.name in ("max_turns", "sandbox")),
-    *(flag for flag in FLAGS if flag.group in _CONVERSATION_GROUPS and flag.name != "log_prefix_chars"),
+    *(flag for flag in FLAGS if flag.name != "in_flight_limit" and flag.group in _CONVERSATION_GROUPS and flag.name != "log_prefix_chars"),
     Flag("log_prefix_chars", ADVANCED, None, integer(0), "Characters shown of each text", "all", "N"),
 )  # fmt: skip
 """The flags of `run_agent.py`, which runs one prompt."""

@@ -105,9 +105,13 @@ class _Merger:
                 if summary.content_hash:
                     open_failures.pop(identity_of(summary), None)
                 reason = reason_to_leave_out(summary, self.rules, self.sources.known_tools)
+                merged = None if reason else self._merged_line(row)
+                if merged is None and not reason:
+                    self.result.unreadable_lines += 1
+                    continue
                 self.result.statistics.add(summary, reason)
-                if not reason:
-                    yield self._merged_line(row) + b"\n"
+                if merged is not None:
+                    yield merged + b"\n"
         for summary in open_failures.values():
             self.result.statistics.add_failed(summary)
 
@@ -130,11 +134,14 @@ class _Merger:
                 last_attempt[identity_of(summary)] = summary
         return last_attempt
 
-    def _merged_line(self, row: dict[str, Any]) -> bytes:
-        """The row with every key and every tool's column."""
+    def _merged_line(self, row: dict[str, Any]) -> bytes | None:
+        """The row with every key and every tool's column; None when another program nested it beyond all bounds."""
         stats = row.get("tool_stats")
         self.missing_columns.update(stats if isinstance(stats, dict) else ())
-        return orjson.dumps(completed_row(row, self.columns))
+        try:
+            return orjson.dumps(completed_row(row, self.columns))
+        except TypeError:
+            return None
 
 
 def as_kept(row: dict[str, Any]) -> dict[str, Any]:

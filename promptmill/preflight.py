@@ -8,12 +8,14 @@ from promptmill.config import RunConfig, WorkerSettings
 from promptmill.dataset import Dataset
 from promptmill.engines import engine_class
 from promptmill.errors import ConfigError
+from promptmill.quirks import quirks_for
 from promptmill.wording import counted
 from toolsets.base import ToolsetError
 from toolsets.catalog import unavailable
 from toolsets.distributions import DISTRIBUTIONS, usable_toolsets
 from toolsets.sandboxes import choose, sandbox_class
 from toolsets.sandboxes.base import SandboxError
+from toolsets.sandboxes.supervised import sweep_abandoned
 
 SHOWN_SKIPPED_LINES = 10
 
@@ -33,6 +35,7 @@ def preflight(config: RunConfig, dataset: Dataset) -> Preflight:
         ConfigError: an unknown engine, sandbox or distribution, or one that cannot work here.
     """
     engine_class(config.engine)
+    sweep_abandoned()
     try:
         sandbox, sandbox_note = choose(config.sandbox)
     except (ValueError, SandboxError) as exc:
@@ -45,6 +48,7 @@ def preflight(config: RunConfig, dataset: Dataset) -> Preflight:
         *cwd_notes(dataset, sandbox),
         *toolsets_notes(missing),
         *reasoning_notes(config),
+        *(note for quirk in quirks_for(config.model) for note in quirk.notes()),
     ]
     settings = WorkerSettings(config, sandbox, available, conversations=config.num_workers)
     return Preflight(settings, tuple(notes))

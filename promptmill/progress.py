@@ -12,21 +12,64 @@ from tqdm import tqdm
 from promptmill.errors import OUTCOME_POLICY, Destination
 from promptmill.escaping import escaped
 from promptmill.records import RowSummary, TurnEvent
+from promptmill.secrets import NO_SECRETS, Mask
 
 PLAIN_INTERVAL_S = 10.0
 BAR_DELAY_S = 1.0
 BAR_FORMAT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} prompts [{elapsed}<{remaining}{postfix}]"
 
 
+class TolerantStream:
+    """A stream whose reader may go away: what it says is decoration, and no run ends for want of somebody who looks."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        """None when there is none, or nobody reads it any more."""
+
+    def write(self, text: str) -> int:
+        """Write, or drop what nobody can see."""
+        self._try(lambda stream: stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if anybody reads."""
+        self._try(lambda stream: stream.flush())
+
+    @property
+    def encoding(self) -> str:
+        """What the stream can show: tqdm draws its bar by it."""
+        return (self._stream.encoding if self._stream is not None else "") or "ascii"
+
+    def isatty(self) -> bool:
+        """Whether a bar can be drawn."""
+        return self._stream is not None and self._stream.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor, by which tqdm asks for the width. Raises OSError when there is none."""
+        if self._stream is None:
+            raise OSError("no stream")
+        return self._stream.fileno()
+
+    def _try(self, action: Callable[[TextIO], object]) -> None:
+        if self._stream is not None:
+            try:
+                action(self._stream)
+            except (OSError, ValueError):
+                self._stream = None
+
+
 class Progress:
     """Counts ended samples and shows them. Not for use by several threads."""
 
-    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream if stream is not None else sys.stderr
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, mask: Mask = NO_SECRETS
+    ) -> None:
+        self._stream = TolerantStream(stream if stream is not None else sys.stderr)
+        self._mask = mask
         self._clock = clock
         self._bar: tqdm[Any] | None = None
         self._counts: Counter[Destination] = Counter()
-        self._tokens = 0
+        self._tokens = self._limit = self._refusals = 0
         self._started_s = self._last_line_s = clock()
         self._total = self._done_before = 0
         self._counted_last = -1
@@ -40,7 +83,7 @@ class Progress:
 
     def note(self, line: str) -> None:
         """Print a line, above the bar where there is one. The line is trusted up to control characters."""
-        text = "\n".join(escaped(part) for part in line.split("\n"))
+        text = "\n".join(escaped(part) for part in self._mask.text(line).split("\n"))
         if self._bar is not None:
             tqdm.write(text, file=self._stream)
         else:
@@ -77,6 +120,10 @@ class Progress:
             self._last_line_s, self._counted_last = self._clock(), self._finished
             self.note(self._plain_line())
 
+    def limit_changed(self, limit: int, refusals: int) -> None:
+        """Remember how many requests the endpoint takes at once; shown once it has refused any."""
+        self._limit, self._refusals = limit, refusals
+
     def turn(self, event: TurnEvent) -> None:
         """Show one line of `--verbose`."""
         self.note(f"[{event.index}] {event.text}")
@@ -99,6 +146,7 @@ class Progress:
         parts = [f"done {self._counts[Destination.SHARD]}"]
         parts += [f"failed {self._counts[Destination.FAILED]}"] if self._counts[Destination.FAILED] else []
         parts += [f"discarded {self._counts[Destination.DISCARDED]}"] if self._counts[Destination.DISCARDED] else []
+        parts += [f"limit {self._limit} ({self._refusals} refused)"] if self._refusals else []
         return ", ".join(
             [*parts, f"{60 * self._finished / elapsed_s:.1f}/min", f"{self._tokens / elapsed_s:.0f} tok/s"]
         )
@@ -114,7 +162,7 @@ class Progress:
 @contextmanager
 def byte_bar(description: str, total_bytes: int, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
     """A bar over bytes for a scan or a merge; it appears only when that takes over a second, on a terminal."""
-    out = stream if stream is not None else sys.stderr
+    out = TolerantStream(stream if stream is not None else sys.stderr)
     with tqdm(
         total=total_bytes, desc=description, unit="B", unit_scale=True, delay=BAR_DELAY_S, leave=False, file=out,
         disable=not out.isatty(),

@@ -38,13 +38,22 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the endpoint reported them. `reported_calls` says how many calls reported any."""
+    """Tokens as the endpoint reported them, and what they cost."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     reported_calls: int = 0
+    """How many calls reported tokens."""
+    cost_usd: float = 0.0
+    priced_calls: int = 0
+    """How many calls are in `cost_usd`; the cost of the others is unknown."""
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
@@ -53,6 +62,8 @@ class Usage:
             self.reasoning_tokens + other.reasoning_tokens,
             self.cached_tokens + other.cached_tokens,
             self.reported_calls + other.reported_calls,
+            self.cost_usd + other.cost_usd,
+            self.priced_calls + other.priced_calls,
         )
 
 
@@ -64,6 +75,8 @@ class ToolCall:
     name: str
     arguments: str
     """As the model wrote it; not always valid JSON."""
+    written: str = ""
+    """The name as the model wrote it, where it was mended; with `text:` in front for a call written as text."""
 
     @property
     def json_arguments(self) -> str:
@@ -105,6 +118,10 @@ class ModelReply:
     usage: Usage
     cut: bool = False
     """Whether the token limit ended it; its last call may then be incomplete and must not be executed."""
+    refusal: str = ""
+    """What the model said instead of an answer, where it refused to give one."""
+    reasoning_field: str = ""
+    """The message's field that reasoning came in; empty where it came in another way."""
 
 
 @dataclass(slots=True)
@@ -136,6 +153,8 @@ class AgentResult:
     tool_schemas: tuple[Mapping[str, Any], ...] = ()
     unknown_tools: tuple[str, ...] = ()
     """Names the model called that no tool of the run has."""
+    repaired_tools: tuple[str, ...] = ()
+    """Names the model wrote otherwise and the tools they were taken for, each once: `Terminal→terminal`."""
     error: str = ""
     duration_s: float = 0.0
 
@@ -168,6 +187,7 @@ class RowSummary:
     usage: Usage
     timestamp: str
     error: str = ""
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +213,9 @@ class TurnEvent:
 class WorkerEvents(Protocol):
     """Where a worker's work goes."""
 
+    async def may_start(self, batch_number: int) -> bool:
+        """Whether a batch's next sample may start; asked only when the run has limits."""
+
     async def sample_finished(self, result: SampleResult) -> None:
         """A sample has ended; returns when the next one may start."""
 
@@ -201,3 +224,10 @@ class WorkerEvents(Protocol):
 
     def turn(self, event: TurnEvent) -> None:
         """Something happened in a conversation; called only when the run is verbose."""
+
+
+class RunEvents(WorkerEvents, Protocol):
+    """Where an engine's news goes."""
+
+    def limit_changed(self, limit: int, refusals: int) -> None:
+        """The endpoint refused, or takes more: the limit now, and the refusals so far."""

@@ -1,123 +1,149 @@
 """Reading a chat completion: text, reasoning, tool calls, usage. Everything in it is untrusted.
 
-Reasoning is taken once, from the first of `reasoning`, `reasoning_content`, `reasoning_details`, thinking parts of the
-content and leading inline tags that has any; what was taken from tags is taken out of the text.
+What is no whole reply of a model (an error within a 200, a reply that broke off, no choices) is a ValueError and never
+a message: a provider's failure text must not become training data.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
-from uuid import uuid4
 
-import orjson
-
+from promptmill.prices import reported_cost_usd
+from promptmill.quirks.base import ModelRequest
+from promptmill.reasoning import split_reasoning, thinking_parts
 from promptmill.records import Message, ModelReply, ToolCall, Usage
+from promptmill.tool_calls import call_entries, calls_in_text, native_calls
 
-_INLINE = re.compile(r"\A\s*<(think|thinking|thought|reasoning|REASONING_SCRATCHPAD)>(.*?)</\1>\s*", re.DOTALL)
+CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
+FAILED = frozenset({"error", "abort", "cancelled", "insufficient_system_resource", "network_error"})
+REFUSED = frozenset(
+    {"content_filter", "refusal", "safety", "sensitive", "prohibited_content", "blocklist", "spii", "recitation"}
+)
+"""Finish reasons, in lower case, of OpenAI and its imitators: DeepSeek (`insufficient_system_resource`), Z.ai
+(`sensitive`, `network_error`), SGLang (`abort`), Mistral (`model_length`), Google (`SAFETY`, …)."""
+
+MAX_SHOWN_CHARS = 300
+
+MAX_TOKENS = 2**40
+"""No call has more; a count above it is nonsense that would spoil the sums."""
 
 
-def read_reply(data: object) -> ModelReply:
-    """Read a decoded response body.
+def read_reply(data: object, request: ModelRequest | None = None) -> ModelReply:
+    """Read a decoded response body, streamed (see `streaming`) or not.
+
+    Args:
+        data: The body.
+        request: What was asked, after all quirks: its tools are those that a call can mean, its messages have the ids
+            that are taken, its token limit tells a cut reply from a whole one whatever the endpoint says.
 
     Raises:
-        ValueError: it is no chat completion; the message says what it is instead.
+        ValueError: it is no whole chat completion; the message says what it is instead.
     """
+    request = request or ModelRequest((), ())
     body = data if isinstance(data, dict) else {}
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    broke_off = isinstance(choice, dict) and (choice.get("error") or choice.get("finish_reason") == "error")
-    if not isinstance(choice, dict) or not isinstance(message, dict) or broke_off:
-        error = (broke_off and choice and choice.get("error")) or body.get("error")
-        said = error.get("message") if isinstance(error, dict) else error
-        raise ValueError(f"the endpoint answered without a whole message: {str(said or data)[:300]}")
+    choice = _whole_choice(body, data)
+    message = choice["message"]
+    usage = read_usage(body.get("usage"))
+    finish_reason = _finish_reason(choice)
     reasoning, content = split_reasoning(message)
-    finish_reason = str(choice.get("finish_reason") or "")
+    calls, content = _read_calls(message, content, request)
     return ModelReply(
         message=Message(
             role="assistant",
             content=content,
             reasoning=reasoning,
-            tool_calls=tuple(_tool_calls(message.get("tool_calls"))),
-            echo={name: message[name] for name in ("reasoning_details",) if message.get(name)},
+            tool_calls=tuple(calls),
+            echo=_echo(message, calls),
         ),
         finish_reason=finish_reason,
-        usage=read_usage(body.get("usage")),
-        cut=finish_reason == "length",
+        usage=usage,
+        cut=finish_reason.lower() in CUT or (bool(calls) and _is_at_limit(usage, request.fields)),
+        refusal=_refusal(message),
+        reasoning_field=next((name for name in ("reasoning_content", "reasoning") if message.get(name)), ""),
     )
 
 
-def split_reasoning(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Reasoning and answer text of an assistant message."""
-    content = _text(message.get("content"))
-    places = (
-        _text(message.get("reasoning")),
-        _text(message.get("reasoning_content")),
-        _from_details(message.get("reasoning_details")),
-        _from_details(_thinking_parts(message.get("content"))),
-    )
-    reasoning = next((place for place in places if place.strip()), "")
-    blocks = []
-    while match := _INLINE.match(content):
-        blocks.append(match[2].strip())
-        content = content[match.end() :]
-    if not reasoning.strip():
-        reasoning = "\n\n".join(block for block in blocks if block)
-    return reasoning.strip(), content.strip()
+def error_in(data: object) -> object:
+    """The error that a body with status 200 reports, wherever it stands; None where it reports none."""
+    if not isinstance(data, dict):
+        return None
+    choices = data.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    reported = data.get("error") or choice.get("error")
+    if reported:
+        return reported
+    if data.get("object") == "error":
+        return data
+    reason = _finish_reason(choice)
+    return f"the reply broke off with finish reason {reason!r}" if reason.lower() in FAILED else None
 
 
-def _text(value: object) -> str:
-    """Text content, or the text parts of a content list (a thinking part has its text elsewhere)."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        parts = (part.get("text") for part in value if isinstance(part, dict))
-        return "".join(part for part in parts if isinstance(part, str))
-    return ""
+def _whole_choice(body: Mapping[str, Any], data: object) -> dict[str, Any]:
+    """The first choice, which has a message. Raises ValueError."""
+    error = error_in(body)
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if error is None and isinstance(choice, dict) and isinstance(choice.get("message"), dict):
+        return choice
+    said = error.get("message") if isinstance(error, dict) else error
+    raise ValueError(f"the endpoint answered without a whole message: {str(said or error or data)[:MAX_SHOWN_CHARS]}")
 
 
-def _thinking_parts(content: object) -> Sequence[Mapping[str, Any]]:
-    """Parts of a content list that are reasoning, their text where `_from_details` looks for it."""
+def _finish_reason(choice: Mapping[str, Any]) -> str:
+    """Why the reply ended; SGLang has been seen to send an object."""
+    reason = choice.get("finish_reason")
+    reason = reason.get("type") if isinstance(reason, dict) else reason
+    return str(reason or "")
+
+
+def _read_calls(message: Mapping[str, Any], content: str, request: ModelRequest) -> tuple[list[ToolCall], str]:
+    """A message's calls, and its text without those that were written as text."""
+    offered = _offered(request)
+    used_ids = {call.id for earlier in request.messages for call in earlier.tool_calls}
+    calls = native_calls(message, offered, used_ids)
+    return (calls, content) if calls else calls_in_text(content, offered)
+
+
+def _offered(request: ModelRequest) -> Collection[str]:
+    return [tool["function"]["name"] for tool in request.tools]
+
+
+def _is_at_limit(usage: Usage, fields: Mapping[str, Any]) -> bool:
+    """Whether a reply took just the tokens it was allowed: a call in it may be incomplete although it looks whole.
+
+    Servers that parse calls out of text close the JSON themselves, and say `tool_calls` where it was `length`. One that
+    counts more than it was allowed does not know the limit.
+    """
+    limit = fields.get("max_tokens") or fields.get("max_completion_tokens")
+    return isinstance(limit, int) and usage.completion_tokens == limit
+
+
+def _echo(message: Mapping[str, Any], calls: Collection[ToolCall]) -> dict[str, Any]:
+    """What the endpoint wants back unchanged: reasoning that is signed or encrypted, and what it tied to calls.
+
+    Sources: https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning-blocks,
+    https://docs.litellm.ai/docs/reasoning_content (`thinking_blocks`),
+    https://docs.mistral.ai/capabilities/reasoning/ (content parts),
+    https://ai.google.dev/gemini-api/docs/thought-signatures (`extra_content` of a call).
+    """
+    echo: dict[str, Any] = {}
+    echo |= {name: message[name] for name in ("reasoning_details", "thinking_blocks") if message.get(name)}
+    if thinking_parts(message.get("content")) and not any(call.written for call in calls):
+        echo["content"] = message["content"]
+    entries = call_entries(message)
+    if any(entry.get("extra_content") for entry in entries):
+        echo["tool_calls"] = [
+            call.as_openai() | ({"extra_content": entry["extra_content"]} if entry.get("extra_content") else {})
+            for call, entry in zip(calls, entries, strict=True)
+        ]
+    return echo
+
+
+def _refusal(message: Mapping[str, Any]) -> str:
+    """The model's own refusal. Source: https://platform.openai.com/docs/guides/structured-outputs#refusals"""
+    content = message.get("content")
     parts = content if isinstance(content, list) else ()
-    return [
-        {**part, "thinking": _text(part.get("thinking"))}
-        for part in parts
-        if isinstance(part, dict) and part.get("type") == "thinking"
-    ]
-
-
-def _from_details(details: object) -> str:
-    if not isinstance(details, list):
-        return ""
-    texts = (
-        next(
-            (item[key] for key in ("text", "summary", "thinking", "content") if isinstance(item.get(key), str)),
-            "",
-        )
-        for item in details
-        if isinstance(item, dict)
-    )
-    return "\n\n".join(text for text in texts if text.strip())
-
-
-def _tool_calls(value: object) -> Sequence[ToolCall]:
-    """Tool calls, each with an id of its own: a missing or repeated one is made up."""
-    calls: list[ToolCall] = []
-    for entry in value if isinstance(value, list) else ():
-        function = entry.get("function") if isinstance(entry, dict) else None
-        if not isinstance(function, dict):
-            continue
-        call_id = str(entry.get("id") or "")
-        if not call_id or call_id in {call.id for call in calls}:
-            call_id = f"call_{uuid4().hex[:24]}"
-        calls.append(ToolCall(call_id, str(function.get("name") or ""), _arguments(function.get("arguments"))))
-    return calls
-
-
-def _arguments(value: object) -> str:
-    if isinstance(value, str):
-        return value if value.strip() else "{}"
-    return "{}" if value is None else orjson.dumps(value).decode()
+    said = [message.get("refusal"), *(part.get("refusal") for part in parts if isinstance(part, dict))]
+    return "\n".join(text.strip() for text in said if isinstance(text, str) and text.strip())
 
 
 def read_usage(value: object) -> Usage:
@@ -126,23 +152,28 @@ def read_usage(value: object) -> Usage:
         return Usage()
     prompt_details = value.get("prompt_tokens_details") or {}
     completion_details = value.get("completion_tokens_details") or {}
+    cost_usd = reported_cost_usd(value)
     return Usage(
         prompt_tokens=_count(value, "prompt_tokens"),
         completion_tokens=_count(value, "completion_tokens"),
         reasoning_tokens=_count(completion_details, "reasoning_tokens"),
         cached_tokens=_count(prompt_details, "cached_tokens"),
         reported_calls=1,
+        cost_usd=cost_usd or 0.0,
+        priced_calls=int(cost_usd is not None),
     )
 
 
 def _count(mapping: object, name: str) -> int:
     value = mapping.get(name) if isinstance(mapping, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+    return min(value, MAX_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
 def refusal_reason(reply: ModelReply) -> str:
     """Why the provider or the model would not answer; "" when it did. Asking again would change nothing."""
-    return "the provider's content filter ended the reply" if reply.finish_reason == "content_filter" else ""
+    if reply.refusal:
+        return f"the model refused: {reply.refusal[:MAX_SHOWN_CHARS]}"
+    return "the provider's content filter ended the reply" if reply.finish_reason.lower() in REFUSED else ""
 
 
 def is_empty(reply: ModelReply) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from promptmill.budget import Spent
 from promptmill.dataset import HASH_BYTES, Dataset
 from promptmill.errors import OUTCOME_POLICY, Outcome
 from promptmill.records import RowSummary
@@ -61,6 +62,7 @@ class ScannedRows:
     done: DoneRows = field(default_factory=DoneRows)
     endings: Counter[tuple[int, Outcome]] = field(default_factory=Counter)
     """How many samples of each batch ended how."""
+    spent: Spent = field(default_factory=Spent)
 
     def highest_batch(self, shards: Iterable[Path]) -> int:
         """The highest batch number in use, an empty or unreadable shard's included; -1 when there is none."""
@@ -87,6 +89,7 @@ def scan_rows(files: Iterable[Path], advance: Callable[[int], None]) -> ScannedR
                 continue
             summary = summarise(row)
             scanned.endings[summary.batch_number, summary.outcome] += 1
+            scanned.spent.add(summary)
             if OUTCOME_POLICY[summary.outcome].done:
                 scanned.done.add_done(summary)
             else:

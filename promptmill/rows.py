@@ -13,6 +13,8 @@ import orjson
 from promptmill.errors import Outcome
 from promptmill.records import RowSummary, Usage
 
+MAX_COUNT = 2**53
+"""What a count is cut to: exact in every reader of JSON, and far from where sums of them stop fitting."""
 DOCUMENTED_DEFAULTS: Mapping[str, Any] = {
     "prompt_index": -1,
     "conversations": [],
@@ -37,8 +39,10 @@ OWN_DEFAULTS: Mapping[str, Any] = {
     "extra": "{}",
     "tools": "[]",
     "unknown_tools": [],
+    "repaired_tools": [],
     "usage": {
         "prompt_tokens": 0, "completion_tokens": 0, "reasoning_tokens": 0, "cached_tokens": 0, "reported_calls": 0,
+        "cost_usd": 0.0, "priced_calls": 0,
     },
     "assistant_turns": 0,
     "reasoning_turns": 0,
@@ -72,14 +76,28 @@ def _tally(value: object) -> dict[str, int]:
 
 def _whole(value: object) -> int:
     """A count that another program wrote; 0 when it is none."""
-    return value if isinstance(value, int) else 0
+    return max(-MAX_COUNT, min(value, MAX_COUNT)) if isinstance(value, int) else 0
+
+
+def _usage(row: Mapping[str, Any]) -> dict[str, int | float]:
+    """A row's `usage` with every key, each of its type."""
+    usage = _typed(row, "usage")
+    return {
+        name: _amount(usage.get(name)) if isinstance(default, float) else _whole(usage.get(name))
+        for name, default in OWN_DEFAULTS["usage"].items()
+    }
+
+
+def _amount(value: object) -> float:
+    """A number from 0 that another program may have written; 0 when it is none."""
+    return float(max(0, min(value, MAX_COUNT))) if isinstance(value, int | float) else 0.0
 
 
 def completed_row(row: Mapping[str, Any], tool_names: Sequence[str]) -> dict[str, Any]:
     """A row with every key in order and of its type, whoever wrote it."""
     stats, errors = normalised_tool_columns(row, tool_names)
     full = {key: _typed(row, key) for key in (*DOCUMENTED_DEFAULTS, *OWN_DEFAULTS)}
-    return full | {"tool_stats": stats, "tool_error_counts": errors}
+    return full | {"tool_stats": stats, "tool_error_counts": errors, "usage": _usage(row)}
 
 
 def _typed(row: Mapping[str, Any], key: str) -> Any:
@@ -118,7 +136,6 @@ def summarise(row: Mapping[str, Any]) -> RowSummary:
     answers = [turn["value"] for turn in row["conversations"] if turn.get("from") == "gpt"]
     content_hash = _typed(row, "content_hash")
     is_ours = _CONTENT_HASH.fullmatch(content_hash) is not None
-    usage = _typed(row, "usage")
     return RowSummary(
         content_hash=content_hash if is_ours else "",
         occurrence=_typed(row, "occurrence"),
@@ -134,9 +151,10 @@ def summarise(row: Mapping[str, Any]) -> RowSummary:
         tallies=_used_tools(_typed(row, "tool_stats")),
         unknown_tools=tuple(map(str, _typed(row, "unknown_tools"))),
         toolsets=tuple(map(str, _typed(row, "toolsets_used"))),
-        usage=Usage(**{name: _whole(usage.get(name)) for name in OWN_DEFAULTS["usage"]}),
+        usage=Usage(**_usage(row)),  # type: ignore[arg-type]  # each is of its default's type
         timestamp=str(row["metadata"].get("timestamp") or ""),
         error=_typed(row, "error"),
+        duration_s=_amount(row.get("duration_s")),
     )
 
 

@@ -20,16 +20,18 @@ import orjson
 
 from promptmill.errors import OUTCOME_POLICY, ConfigError, Destination, StorageError
 from promptmill.records import SampleResult
+from promptmill.secrets import NO_SECRETS, Mask
 from promptmill.shards import append_lines, write_atomic
 
-_SHARD_NAME = re.compile(r"batch_(\d+)\.jsonl")
+_SHARD_NAME = re.compile(r"batch_(\d{1,9})\.jsonl")
 
 
 class RunFolder:
     """`data/<run_name>/`. Use `open` before writing, `close` at the end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mask: Mask = NO_SECRETS) -> None:
         self.path = path
+        self._mask = mask
         self.trajectories = path / "trajectories.jsonl"
         self.checkpoint = path / "checkpoint.json"
         self.statistics = path / "statistics.json"
@@ -136,7 +138,7 @@ class RunFolder:
 
     async def log_event(self, event: str, **facts: object) -> None:
         """Add a JSON line to `run.log`."""
-        await self._append_line(self.log, orjson.dumps({"event": event, **facts}))
+        await self._append_line(self.log, self._mask.json_bytes(orjson.dumps({"event": event, **facts})))
 
     async def _append_line(self, path: Path, line: bytes) -> None:
         if self._writer is None:
@@ -187,6 +189,7 @@ class RunFolder:
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """`publish_json` for whoever has no event loop. Raises StorageError."""
+        content = self._mask.value(content)
         write_atomic(path, [orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)])
 
 

@@ -1,6 +1,7 @@
 """BatchRunner: from options to a start of the run. What a start does is in `start`."""
 
 import asyncio
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ from promptmill.config import (
     reasoning_options,
 )
 from promptmill.dataset import Dataset, scan_dataset
-from promptmill.errors import ConfigError
+from promptmill.errors import ConfigError, RunStoppedError
 from promptmill.local_model import local_model_file
+from promptmill.logs import masked_records
 from promptmill.preflight import preflight
 from promptmill.progress import Progress, byte_bar
 from promptmill.run_folder import RunFolder
+from promptmill.secrets import mask_of
 from promptmill.start import RunStart
 
 
@@ -67,6 +70,8 @@ class BatchRunner:
         self._resume: bool = options_from(self._named())["resume"]
         self.statistics: Mapping[str, Any] = {}
         """The content of `statistics.json`, after `run`."""
+        self.is_dry_run = False
+        """Whether the last `run` was to leave prompts pending."""
 
     def _named(self) -> dict[str, Any]:
         """Options that somebody named: those of a configuration file, and over them those given here."""
@@ -102,9 +107,11 @@ class BatchRunner:
         """
         resume = resume or self._resume
         config = self._decide(resume=resume)
-        progress = Progress()
+        self.is_dry_run = config.dry_run is not None
+        mask = mask_of(config.secrets)
+        progress = Progress(mask=mask)
         dataset = await asyncio.to_thread(_scan, config)
-        folder = RunFolder(config.run_dir)
+        folder = RunFolder(config.run_dir, mask)
         try:
             settled = await asyncio.to_thread(preflight, config, dataset)
             self._check_folder(folder, resume=resume, progress=progress)
@@ -112,22 +119,36 @@ class BatchRunner:
                 await local_model_file(config.model.model, environment(), progress.note)
             folder.open()
             start = RunStart(config, dataset, folder, progress, settled)
-            await start.go()
-            self.statistics = start.statistics
+            try:
+                with masked_records(mask):
+                    await start.go()
+            finally:
+                self.statistics = start.statistics
+        except RunStoppedError as exc:
+            if mask.text(trace := "".join(traceback.format_exception(exc))) == trace:
+                raise
+            raise type(exc)(mask.text(str(exc))) from None
         finally:
             folder.close()
             dataset.close()
 
     def _check_folder(self, folder: RunFolder, *, resume: bool, progress: Progress) -> None:
-        if folder.has_run() and not resume:
+        try:
+            has_run = folder.has_run()
+        except OSError as exc:
+            raise ConfigError(f"{folder.path}: cannot look into the run folder ({exc.strerror})") from exc
+        if has_run and not resume:
             raise ConfigError(
                 f"{folder.path} already holds a run: add --resume to go on with it, or choose another --run_name"
             )
-        if resume and not folder.has_run():
+        if resume and not has_run:
             progress.note(f"There is no run in {folder.path} to go on with: it starts now")
 
 
 def _scan(config: RunConfig) -> Dataset:
-    size = config.dataset_file.stat().st_size if config.dataset_file.is_file() else 0
+    try:
+        size = config.dataset_file.stat().st_size
+    except OSError:
+        size = 0  # the scan says what is wrong with it
     with byte_bar("Reading the dataset", size) as advance:
         return scan_dataset(config.dataset_file, max_samples=config.max_samples, advance=advance)

@@ -5,6 +5,7 @@ Invariants
     A torn last line (killed mid-write) is skipped by readers, and cut off before anything is appended after it.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -136,7 +137,8 @@ def write_atomic(path: Path, chunks: Iterable[bytes]) -> None:
             f"{path}: cannot write ({exc.strerror}); make room or access, then start again (a run: with --resume)"
         ) from exc
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # else it would hide what went wrong before
+            beside.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

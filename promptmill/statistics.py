@@ -136,6 +136,11 @@ def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequ
             "calls_that_reported": statistics.usage.reported_calls,
             "includes": "failed attempts",
         },
+        "cost": {
+            "usd": round(statistics.usage.cost_usd, 8) if statistics.usage.priced_calls else None,
+            "calls_priced": statistics.usage.priced_calls,
+            "includes": "failed attempts",
+        },
         "duration_s": round(sum(float(start.get("duration_s") or 0.0) for start in facts.starts), 3),
         "starts": list(facts.starts),
     }

@@ -1,6 +1,6 @@
 """What a person sees when a run has ended: the statistics as tables. Made from `statistics.json`'s content alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -8,13 +8,18 @@ from rich.table import Table
 from rich.text import Text
 
 from promptmill.escaping import escaped
-from promptmill.wording import counted
+from promptmill.wording import counted, duration
 
 
 def print_summary(statistics: Mapping[str, Any], run_dir: str, console: Console | None = None) -> None:
     """Print the summary of a run to standard output."""
     console = console or Console()
     console.print(_summary(statistics, run_dir), soft_wrap=False)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print some lines to standard output, after an empty one."""
+    Console().print(Text("\n".join(["", *lines])))
 
 
 def _summary(statistics: Mapping[str, Any], run_dir: str) -> Group:
@@ -73,12 +78,21 @@ def _facts_table(statistics: Mapping[str, Any]) -> Table:
         table.add_row("Tokens", f"{tokens['prompt']:,} prompt, {tokens['completion']:,} completion{known}")
     else:
         table.add_row("Tokens", "unknown: the endpoint reports none")
+    table.add_row("Cost", _cost(statistics["cost"], calls))
     table.add_row("Model calls", f"{calls:,}")
     starts = len(statistics["starts"])
     table.add_row(
         "Duration", f"{duration(statistics['duration_s'])}" + (f" over {starts} starts" if starts > 1 else "")
     )
     return table
+
+
+def _cost(cost: Mapping[str, Any], calls: int) -> str:
+    if cost["usd"] is None:
+        return "unknown: the endpoint reports none; --price_per_mtok=IN,OUT gives prices"
+    priced = cost["calls_priced"]
+    known = "" if priced >= calls else f" (for {priced:,} of {calls:,} calls; the rest is unknown)"
+    return f"${cost['usd']:,.4f}{known}"
 
 
 def _tools_table(used: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -91,12 +105,3 @@ def _tools_table(used: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{entry['success_percent']:.1f} %",
         )  # fmt: skip
     return table
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person reads them."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -15,7 +15,10 @@ from promptmill.config import WorkerSettings
 from promptmill.errors import RunStoppedError
 from promptmill.escaping import preview
 from promptmill.finished import finished_sample, unstarted
+from promptmill.limiter import Gate
+from promptmill.prices import Prices
 from promptmill.records import AgentResult, Batch, Sample, SampleResult, TurnEvent, WorkerEvents
+from promptmill.secrets import mask_of
 from toolsets.base import ToolContext
 from toolsets.catalog import tools_in
 from toolsets.distributions import sample_toolsets
@@ -28,22 +31,26 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Runs batches. Close it after the last."""
 
-    def __init__(self, settings: WorkerSettings, events: WorkerEvents) -> None:
+    def __init__(self, settings: WorkerSettings, events: WorkerEvents, gate: Gate) -> None:
         self.settings = settings
         self.events = events
-        self.client = ModelClient(settings.config.model, max_connections=settings.conversations)
+        self._prices = Prices(settings.config.model)
+        self.client = ModelClient(settings.config.model, max_connections=settings.conversations, gate=gate)
 
     async def close(self) -> None:
         """Close the connections to the model."""
         await self.client.close()
 
     async def run_batch(self, batch: Batch) -> None:
-        """Run a batch's samples in order.
+        """Run a batch's samples in order, as far as the run's limits let them start.
 
         Raises:
             RunStoppedError: the run must stop; samples not yet handed on are owed again.
         """
+        has_limits = self.settings.config.limits.are_set
         for sample in batch.samples:
+            if has_limits and not await self.events.may_start(batch.number):
+                break
             await self.events.sample_finished(await self._finished(sample, batch.number))
         await self.events.batch_finished(batch.number)
 
@@ -80,7 +87,8 @@ class Worker:
     async def _in_sandbox(self, sandbox: Sandbox, offer: ToolOffer, sample: Sample) -> AgentResult:
         try:
             await sandbox.start()
-            agent = Agent(self.client, self.settings.config.agent, offer, ToolContext(sandbox), self._observer(sample))
+            settings, context = self.settings.config.agent, ToolContext(sandbox)
+            agent = Agent(self.client, settings, offer, context, self._observer(sample), self._prices.priced)
             return await agent.run(sample.prompt)
         finally:
             await self._close(sandbox)
@@ -95,8 +103,8 @@ class Worker:
     def _observer(self, sample: Sample) -> Callable[[str], None]:
         if not self.settings.config.verbose:
             return lambda _line: None
-        limit = self.settings.config.log_prefix_chars
-        return lambda line: self.events.turn(TurnEvent(sample.index, preview(line, limit)))
+        limit, mask = self.settings.config.log_prefix_chars, mask_of(self.settings.config.secrets)
+        return lambda line: self.events.turn(TurnEvent(sample.index, preview(mask.text(line), limit)))
 
 
 def draw_tools(settings: WorkerSettings, sample: Sample) -> ToolOffer:

@@ -217,7 +217,7 @@ async def test_a_failed_prompt_is_run_again_on_resume(server):
 
 async def test_a_provider_that_fails_past_all_retries_fails_the_prompt_as_transient(server):
     now = {"Retry-After": "0"}
-    server.script = lambda request: fail(503, "busy", headers=now) if request.prompt == "b" else one_turn(request)
+    server.script = lambda request: fail(500, "busy", headers=now) if request.prompt == "b" else one_turn(request)
     run = await run_inline(server.base_url, ["a", "b", "c"])
     assert server.prompts == ["a", "b", "b", "b", "b", "c"]
     (failed,) = run.lines("failed.jsonl")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from promptmill.client import ModelClient, RetryPolicy
+from promptmill.client import ModelClient
 from promptmill.config import Reasoning, Routing
 from promptmill.errors import (
     ContextFullError,
@@ -15,6 +15,7 @@ from promptmill.errors import (
     RejectedRequestError,
     TransientModelError,
 )
+from promptmill.failures import RetryPolicy
 from promptmill.records import Message, ToolCall, Usage
 from tests.fakes.model_server import (
     HALF_A_REPLY,
@@ -28,7 +29,7 @@ from tests.fakes.model_server import (
 )
 from tests.rows import make_settings
 
-QUICK = RetryPolicy(max_attempts=4, first_backoff_s=0.001, max_backoff_s=0.002)
+QUICK = RetryPolicy(max_attempts=4, max_refusals=4, first_backoff_s=0.001, max_backoff_s=0.002)
 HELLO = [Message("system", "be brief"), Message("user", "hello")]
 TOOL = {"type": "function", "function": {"name": "terminal", "parameters": {"type": "object"}}}
 
@@ -108,8 +109,14 @@ async def test_a_conversation_with_tools_is_sent_as_the_api_wants_it(server):
         ({"model": "openai/gpt-5-mini", "max_tokens": 7}, {"max_completion_tokens": 7}),
         ({"model": "o3", "max_tokens": 7}, {"max_completion_tokens": 7}),
         ({"model": "olmo3", "max_tokens": 7}, {"max_tokens": 7}),
-        ({"reasoning": Reasoning(enabled=True, effort="high")}, {"reasoning_effort": "high"}),
-        ({"reasoning": Reasoning(enabled=False)}, {"reasoning_effort": "none"}),
+        (
+            {"reasoning": Reasoning(enabled=True, effort="high")},
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": True, "thinking": True}},
+        ),
+        (
+            {"reasoning": Reasoning(enabled=False)},
+            {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}},
+        ),
         ({"routing": Routing(only=("a",))}, {}),
     ],
 )

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import batch_runner
 from promptmill.config import DEFAULT_SYSTEM_PROMPT
 from promptmill.endpoints import NO_KEY
-from promptmill.errors import ConfigError
+from promptmill.errors import ConfigError, LimitReachedError
 from promptmill.flags import FLAG_BY_NAME, FLAGS, REASONING_EFFORTS
 from promptmill.runner import BatchRunner
 from tests.fakes.model_server import (
@@ -27,6 +28,7 @@ from tests.fakes.model_server import (
     ScriptedServer,
     by_turn,
     call,
+    fail,
     no_reasoning,
     one_turn,
     say,
@@ -88,6 +90,9 @@ async def test_every_flag_that_is_typed_reaches_the_run(server, tmp_path):
         "distribution": "terminal_only", "max_turns": "3", "num_workers": "2", "max_samples": "1", "seed": "9",
         "output_dir": "1e5", "keep_no_reasoning": "Yes", "engine": "inline", "sandbox": "local",
         "model": "null", "base_url": server.base_url, "max_tokens": "5", "temperature": "0.5", "top_p": "1",
+        "stream": "no", "request_timeout_s": "30", "prompt_timeout_s": "60", "in_flight_limit": "2",
+        "max_cost_usd": "9.5", "max_total_tokens": "9000", "max_duration_s": "900", "max_failures": "10%",
+        "dry_run": "1", "prompt_max_tokens": "8000", "price_per_mtok": "3,15",
         "providers_allowed": "a,b", "providers_ignored": "c", "providers_order": "b,a", "provider_sort": "price",
         "reasoning_effort": "LOW", "reasoning_disabled": "no", "system_prompt": "(1,)", "ephemeral_system_prompt": "{}",
         "prefill_messages_file": str(prefill), "log_prefix_chars": "0",
@@ -98,13 +103,50 @@ async def test_every_flag_that_is_typed_reaches_the_run(server, tmp_path):
     assert ended.code == 0, ended.stderr
     assert "[0] says" in ended.stderr
     kept = orjson.loads(Path("1e5/2024_01/run.json").read_bytes())["options"]
+    del typed["dry_run"]  # of one start, not of the run
     assert kept == typed | {
         "batch_size": 7, "max_turns": 3, "num_workers": 2, "max_samples": 1, "seed": 9, "keep_no_reasoning": True,
         "max_tokens": 5, "temperature": 0.5, "top_p": 1.0, "providers_allowed": ["a", "b"],
+        "max_cost_usd": 9.5, "max_total_tokens": 9000, "max_duration_s": 900.0, "prompt_max_tokens": 8000,
+        "price_per_mtok": [3.0, 15.0],
         "providers_ignored": ["c"], "providers_order": ["b", "a"], "reasoning_effort": "low",
-        "reasoning_disabled": False, "log_prefix_chars": 0,
+        "reasoning_disabled": False, "log_prefix_chars": 0, "stream": False, "request_timeout_s": 30.0,
+        "prompt_timeout_s": 60.0, "in_flight_limit": 2,
     }  # fmt: skip
     assert (server.requests[0].api_key, server.requests[0].body["model"]) == ("0x1", "null")
+
+
+@shows("request_timeout_s")
+async def test_request_timeout_s_fails_a_prompt_whose_answer_does_not_come(server):
+    server.script = lambda request: say("late", delay_s=30)
+    run = await run_inline(server.base_url, ["a"], request_timeout_s=0.3)
+    (failed,) = run.lines("failed.jsonl")
+    assert (failed["outcome"], failed["stop_reason"]) == ("failed_transient", "provider_failed")
+    assert "within 0.3 s" in failed["error"]
+
+
+@shows("prompt_timeout_s")
+async def test_prompt_timeout_s_ends_a_tool_and_keeps_the_conversation(server):
+    server.script = lambda request: call("terminal", {"command": "sleep 300"}, reasoning="I wait.")
+    started_s = time.monotonic()
+    run = await run_inline(server.base_url, ["a"], prompt_timeout_s=1.5, keep_no_reasoning=True)
+    assert time.monotonic() - started_s < 60
+    (row,) = run.rows
+    assert (row["outcome"], row["partial"], row["stop_reason"]) == ("partial", True, "prompt_timeout")
+    assert row["conversations"][-1]["tool_calls"]
+
+
+async def most_in_service(server, **given):
+    """The most requests at once that the server saw; it waits for that many before it answers any."""
+    await run_inline(server.base_url, [f"prompt {n}" for n in range(12)], batch_size=1, num_workers=6, **given)
+    return server.max_in_flight
+
+
+@shows("in_flight_limit")
+@pytest.mark.parametrize(("limit", "most"), [("2", 2), ("off", 6), ("adaptive", 6)])
+async def test_in_flight_limit_bounds_the_requests_at_once(server, limit, most):
+    server.script = lambda request: say("hi", reasoning="so", delay_s=0.2)
+    assert await most_in_service(server, in_flight_limit=limit) == most
 
 
 # ── the run ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -359,6 +401,19 @@ async def test_sampling_flags_are_fields_of_each_request_and_absent_otherwise(se
     assert set(without) == {"model", "messages", "tools"}
 
 
+@shows("stream")
+async def test_stream_asks_for_replies_in_pieces_and_the_rows_are_the_same(server):
+    script = by_turn(call("terminal", {"command": "echo é"}, reasoning="I look."), say("It says é.", reasoning="Done."))
+    rows = {}
+    for name, given in (("whole", {}), ("pieces", {"stream": True})):
+        server.script = script
+        rows[name] = (await run_inline(server.base_url, ["a"], run_name=name, sandbox="local", **given)).row
+    asked = [(body.get("stream"), body.get("stream_options")) for body in server.bodies]
+    assert asked == [(None, None)] * 2 + [(True, {"include_usage": True})] * 2
+    differing = {key for key in rows["whole"] if rows["whole"][key] != rows["pieces"][key]}
+    assert differing == {"metadata", "duration_s"}
+
+
 @shows("api_key")
 async def test_api_key_is_sent_and_never_saved(proxy, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "from-the-environment")
@@ -508,6 +563,91 @@ async def test_a_foreign_host_is_refused_before_any_request_and_gets_no_key(inte
     assert (internet.hosts, internet.server.count, Path("data").exists()) == ([], 0, False)
 
 
+# ── limits (`test_budget.py` has their details) ───────────────────────────────────────────────────────────
+
+
+def paid(request: RecordedRequest) -> Answer:
+    """Answer at once; 110 tokens, a cent."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "cost": 0.01}
+    return say(f"answer to {request.prompt}", reasoning="r", usage=usage)
+
+
+@shows("max_cost_usd", "max_total_tokens", "max_duration_s")
+@pytest.mark.parametrize(
+    ("limit", "calls"),
+    [({"max_cost_usd": 0.02}, 2), ({"max_total_tokens": 400}, 3), ({"max_duration_s": 0}, 0), ({"max_cost_usd": 0}, 1)],
+)
+async def test_a_limit_of_the_run_stops_the_starting_of_prompts(server, limit, calls):
+    server.script = paid
+    (name,) = limit
+    with pytest.raises(LimitReachedError, match=f"--{name}=.* is reached: .*; {5 - calls} prompts left pending"):
+        await run_inline(server.base_url, list("abcde"), num_workers=1, **limit)
+    assert server.prompts == list("abcde")[:calls]
+    assert orjson.loads(Path("data/run/statistics.json").read_bytes())["samples"]["pending"] == 5 - calls
+
+
+@shows("max_failures")
+@pytest.mark.parametrize(("limit", "calls"), [("0", 1), ("2", 3), ("40%", 20), ("none", 30)])
+async def test_max_failures_stops_the_starting_of_prompts(server, limit, calls):
+    server.script = lambda request: fail(400)
+    options = run_options(server.base_url, [f"prompt {n}" for n in range(30)], num_workers=1, max_failures=limit)
+    ended = await command(*as_flags(options))
+    assert (ended.code, server.count) == (1, calls)
+    assert (f"--max_failures={limit} is passed" in ended.stderr) == (limit != "none")
+
+
+@shows("prompt_max_tokens")
+@pytest.mark.parametrize(("given", "calls"), [({}, 10), ({"prompt_max_tokens": 330}, 3), ({"prompt_max_tokens": 1}, 1)])
+async def test_prompt_max_tokens_ends_a_prompt_before_the_call_that_would_pass_it(server, given, calls):
+    server.script = lambda request: call("terminal", {"command": "true"}, reasoning="again")
+    row = (await run_inline(server.base_url, ["a"], sandbox="local", **given)).row
+    assert (server.count, row["tool_stats"]["terminal"]["count"]) == (calls, calls)
+    stop_reason = "prompt_max_tokens" if given else "max_turns"
+    assert (row["completed"], row["partial"], row["stop_reason"]) == (False, True, stop_reason)
+
+
+@shows("dry_run")
+async def test_dry_run_runs_drawn_prompts_says_what_the_whole_takes_and_keeps_their_rows(server):
+    prompts = [f"prompt {n}" for n in range(20)]
+    server.script = paid
+    options = run_options(server.base_url, prompts, batch_size=2)
+    ended = await command(*as_flags(options), "--dry_run=5")
+    assert (ended.code, server.count) == (0, 5), ended.stderr
+    drawn = list(server.prompts)
+    assert drawn != prompts[:5]
+    assert "Dry run of 5 prompts, 15 left. For the whole run, with 95 % intervals:" in ended.stdout
+    assert "cost    $0.2000 ($0.2000 to $0.2000)" in ended.stdout
+    assert "tokens  2,200 (2,200 to 2,200)" in ended.stdout
+    ended = await command(*as_flags(options), "--resume")
+    assert (ended.code, server.count) == (0, 20), ended.stderr
+    assert sorted(server.prompts) == sorted(prompts)
+    await run_inline(server.base_url, None, run_name="again", dry_run=5)
+    assert sorted(server.prompts[20:]) == sorted(drawn)
+
+
+@shows("price_per_mtok")
+async def test_price_per_mtok_is_what_calls_cost_whose_cost_the_endpoint_does_not_report(server, capsys):
+    run = await run_inline(server.base_url, ["a", "b"], price_per_mtok="100,1000")
+    assert [row["usage"]["cost_usd"] for row in run.rows] == [pytest.approx(0.02)] * 2
+    assert run.json("statistics.json")["cost"]["usd"] == pytest.approx(0.04)
+    assert "$0.0400" in capsys.readouterr().out
+    server.script = paid
+    run = await run_inline(server.base_url, ["a"], run_name="reported", price_per_mtok="100,1000")
+    assert run.row["usage"]["cost_usd"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_cost_usd", "-1"), ("max_cost_usd", "lots"), ("max_total_tokens", "1.5"), ("max_duration_s", "nan"),
+     ("max_failures", "-1"), ("max_failures", "101%"), ("max_failures", "%"), ("prompt_max_tokens", "0"),
+     ("price_per_mtok", "3"), ("price_per_mtok", "3,-1"), ("price_per_mtok", "3,1,1")],
+)  # fmt: skip
+async def test_a_limit_that_is_none_is_refused(server, name, value):
+    with pytest.raises(ConfigError, match=f"--{name} is "):
+        await run_inline(server.base_url, ["a"], **{name: value})
+    assert server.count == 0
+
+
 # ── provider routing and reasoning ────────────────────────────────────────────────────────────────────────
 
 
@@ -534,9 +674,10 @@ async def test_provider_flags_are_openrouters_provider_object(proxy, given, prov
     assert (request.host, request.body.get("provider")) == ("openrouter.ai", provider)
 
 
-async def test_provider_flags_are_not_sent_elsewhere(server):
+async def test_provider_flags_are_not_sent_elsewhere_and_the_start_says_so(server, capsys):
     await run_inline(server.base_url, ["a"], providers_allowed="a", provider_sort="price")
     assert "provider" not in server.bodies[0]
+    assert "The provider flags are not sent: 127.0.0.1 is not OpenRouter" in capsys.readouterr().err
 
 
 EFFORTS = [(effort, {"enabled": True, "effort": effort}) for effort in REASONING_EFFORTS if effort != "none"]
@@ -561,18 +702,34 @@ async def test_reasoning_flags_are_openrouters_reasoning_object(proxy, given, re
     assert "reasoning_effort" not in request.body
 
 
+ON = {"enable_thinking": True, "thinking": True}
+OFF = {"enable_thinking": False, "thinking": False}
+LEVEL_ON_OWN_SERVERS = {
+    "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high", "ultra": "high",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("given", "level", "arguments"),
     [
-        ({}, {}),
-        ({"reasoning_disabled": False}, {}),
-        *(({"reasoning_effort": effort}, {"reasoning_effort": effort}) for effort in REASONING_EFFORTS),
-        ({"reasoning_disabled": True}, {"reasoning_effort": "none"}),
+        ({}, None, None),
+        ({"reasoning_disabled": False}, None, None),
+        *(({"reasoning_effort": effort}, level, ON) for effort, level in LEVEL_ON_OWN_SERVERS.items()),
+        ({"reasoning_effort": "none"}, None, OFF),
+        ({"reasoning_disabled": True}, None, OFF),
     ],
 )
-async def test_reasoning_flags_elsewhere_are_one_field_that_is_sent_only_when_asked_for(server, given, sent):
+async def test_reasoning_flags_on_a_server_of_ones_own_are_what_its_chat_template_reads(
+    server, capsys, given, level, arguments
+):
     await run_inline(server.base_url, ["a"], **given)
-    assert {name: value for name, value in server.bodies[0].items() if "reasoning" in name} == sent
+    body = server.bodies[0]
+    assert (body.get("reasoning_effort"), body.get("chat_template_kwargs")) == (level, arguments)
+    assert "reasoning" not in body
+    said = (
+        f"--reasoning_effort={given.get('reasoning_effort')} is sent as {level!r}: 127.0.0.1" in capsys.readouterr().err
+    )
+    assert said == (level != given.get("reasoning_effort", level) and level is not None)
 
 
 async def test_a_host_that_only_sounds_like_openrouter_is_another_host(proxy):

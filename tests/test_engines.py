@@ -41,6 +41,7 @@ class Recorder:
         self.results: list[SampleResult] = []
         self.finished_batches: list[int] = []
         self.turns: list[TurnEvent] = []
+        self.limits: list[tuple[int, int]] = []
 
     async def sample_finished(self, result: SampleResult) -> None:
         self.results.append(result)
@@ -50,6 +51,9 @@ class Recorder:
 
     def turn(self, event: TurnEvent) -> None:
         self.turns.append(event)
+
+    def limit_changed(self, limit: int, refusals: int) -> None:
+        self.limits.append((limit, refusals))
 
     @property
     def prompts(self) -> list[str]:

@@ -13,7 +13,7 @@ from promptmill.errors import ConfigError, Outcome
 from promptmill.exports import EXPORTS, load_export
 from promptmill.exports.hermes import escaped_text, export_row, unescaped_text
 from promptmill.exports.hermes_reader import read_back
-from promptmill.exports.sharegpt import RowFacts, build_row, turn
+from promptmill.exports.sharegpt import RowFacts, build_row, split_think, turn
 from promptmill.records import AgentResult, Message, Sample, ToolCall
 from promptmill.replies import split_reasoning
 from promptmill.rows import DOCUMENTED_KEYS, OWN_DEFAULTS
@@ -111,6 +111,28 @@ def test_the_default_format_is_the_row_itself():
 
 
 # ── the Hermes format ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+TAGGED = st.lists(
+    st.sampled_from(["<think>", "</think>", "</THINK>", "&lt;/think>", "&amp;", "lt;think>", "\n", "a", " "])
+)
+
+
+@given(TAGGED.map("".join), TAGGED.map("".join))
+def test_reasoning_cannot_end_its_own_block_and_comes_back_as_it_was(reasoning, text):
+    value = turn(Message("assistant", text, reasoning or "r"))["value"]
+    assert split_think(value) == (reasoning or "r", text)
+    block = value.removesuffix(text)
+    assert (block.lower().count("<think>"), block.lower().count("</think>")) == (1, 1)
+    row = row_of(Message("user", "go"), Message("assistant", text, reasoning or "r"))
+    read = read_back(export_row(row)["conversations"]).messages[-1]
+    assert read.content == text
+    assert read.reasoning == (reasoning if reasoning.strip() else "" if reasoning else "r")
+
+
+def test_reasoning_without_think_tags_is_written_as_it_is():
+    value = turn(Message("assistant", "so", "if a < b && c: <b> &lt; </thinking>"))["value"]
+    assert value == "<think>\nif a < b && c: <b> &lt; </thinking>\n</think>\nso"
 
 
 def test_hermes_has_the_documented_keys_in_order_and_turns_of_two_keys():

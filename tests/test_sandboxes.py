@@ -22,6 +22,7 @@ from toolsets.sandboxes.base import Sandbox, SandboxError, SandboxSpec
 from toolsets.sandboxes.bubblewrap import may_be_shown
 from toolsets.sandboxes.link import SupervisorLink
 from toolsets.sandboxes.output import BoundedOutput
+from toolsets.sandboxes.supervised import own_mark, sweep_abandoned
 
 PATIENCE_S = 20.0
 """Deadline of waits that end far sooner unless something is broken."""
@@ -958,3 +959,19 @@ def test_it_works_for_a_user_who_is_not_root(name: str, request: pytest.FixtureR
     )
     assert done.stderr == ""
     assert done.stdout.split() == ["data1000" if name == "bubblewrap" else "data65534"]
+
+
+def test_folders_of_a_dead_runner_are_swept_and_those_of_a_living_one_are_not(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    names = [
+        f"promptmill-{dead.pid}.123-a-x",
+        f"promptmill-{own_mark()}-b-x",
+        f"promptmill-{os.getpid()}.1-c-x",
+        "mine",
+    ]
+    for name in names:
+        (tmp_path / name / "home").mkdir(parents=True)
+    assert sweep_abandoned() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[1], names[3]])

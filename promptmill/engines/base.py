@@ -4,7 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from promptmill.config import WorkerSettings
-from promptmill.records import Batch, WorkerEvents
+from promptmill.endpoints import is_private
+from promptmill.limiter import FIRST_LIMIT, AdaptiveLimit
+from promptmill.records import Batch, RunEvents
 
 
 class Engine(ABC):
@@ -14,7 +16,7 @@ class Engine(ABC):
         self.settings = settings
 
     @abstractmethod
-    async def run(self, batches: Iterator[Batch], events: WorkerEvents) -> None:
+    async def run(self, batches: Iterator[Batch], events: RunEvents) -> None:
         """Run all batches, `num_workers` of them at once, each batch's samples in order.
 
         A batch is taken from the iterator only when a worker is free for it. Cancelling ends every worker, and
@@ -23,3 +25,17 @@ class Engine(ABC):
         Raises:
             RunStoppedError: the run cannot go on; every worker has ended.
         """
+
+
+def new_limit(settings: WorkerSettings) -> AdaptiveLimit | None:
+    """The run's limit on requests in flight; None when it is switched off.
+
+    A server of one's own starts with all that the workers ask for; one that others use too is approached from below.
+    """
+    config = settings.config
+    if config.in_flight_limit == "off":
+        return None
+    most = config.num_workers if config.in_flight_limit == "adaptive" else int(config.in_flight_limit)
+    most = min(most, config.num_workers)
+    first = most if is_private(config.model.endpoint.host) else min(FIRST_LIMIT, most)
+    return AdaptiveLimit(maximum=most, limit=first)

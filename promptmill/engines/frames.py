@@ -8,6 +8,7 @@ import pickle
 import socket
 from dataclasses import dataclass
 
+from promptmill.limiter import GateOrder, GateReport
 from promptmill.records import Batch, SampleResult, TurnEvent
 
 _LENGTH_BYTES = 8
@@ -20,8 +21,23 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class StartAsked:
+    """The worker wants to start the next sample of a batch."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartAnswered:
+    """Whether it may."""
+
+    number: int
+    allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """All samples of a batch have been sent."""
+    """All samples of a batch that could start have been sent."""
 
     number: int
 
@@ -33,7 +49,18 @@ class StopRun:
     error: Exception
 
 
-Frame = WorkerReady | Batch | SampleResult | TurnEvent | BatchFinished | StopRun
+Frame = (
+    WorkerReady
+    | Batch
+    | SampleResult
+    | TurnEvent
+    | BatchFinished
+    | StopRun
+    | GateReport
+    | GateOrder
+    | StartAsked
+    | StartAnswered
+)
 
 
 class FrameChannel:
@@ -61,6 +88,8 @@ class FrameChannel:
 
     def post(self, frame: Frame) -> None:
         """Queue a message; it is dropped when the other end is gone."""
+        if self._writer.is_closing():
+            return
         payload = pickle.dumps(frame, protocol=pickle.HIGHEST_PROTOCOL)
         self._writer.write(len(payload).to_bytes(_LENGTH_BYTES, "big") + payload)
 

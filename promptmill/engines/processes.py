@@ -11,16 +11,17 @@ import os
 import socket
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext, SpawnContext
 
-from promptmill.engines.base import Engine
-from promptmill.engines.frames import BatchFinished, FrameChannel, StopRun, WorkerReady
+from promptmill.engines.base import Engine, new_limit
+from promptmill.engines.frames import BatchFinished, FrameChannel, StartAnswered, StartAsked, StopRun, WorkerReady
 from promptmill.engines.process_entry import process_entry
 from promptmill.errors import EngineError, RunStoppedError
 from promptmill.finished import finished_sample, unstarted
-from promptmill.records import Batch, Sample, SampleResult, TurnEvent, WorkerEvents
+from promptmill.limiter import GateOrder, GateReport, LimitKeeper
+from promptmill.records import Batch, RunEvents, Sample, SampleResult, TurnEvent
 
 MAX_DEATHS_OF_A_SAMPLE = 2
 MAX_FAILED_STARTS = 3
@@ -50,12 +51,15 @@ class Backlog:
 class Lane:
     """A place for one worker process, refilled when its worker dies."""
 
+    place: int
     slots: int
     """Batches that overlap in it."""
     first: deque[Batch] = field(default_factory=deque)
     """Batches dealt to it at the start, so that few batches are spread over all lanes."""
     in_flight: dict[int, deque[Sample]] = field(default_factory=dict)
     """Batch number -> samples not yet finished; the first of them is the one that runs."""
+    channel: FrameChannel | None = None
+    """To the present worker."""
     is_ready: bool = False
     """Whether the present worker has started."""
     failed_starts: int = 0
@@ -65,19 +69,24 @@ class Lane:
 class ProcessEngine(Engine):
     """`num_workers` batches on `min(num_workers, max(4, CPUs))` processes."""
 
-    async def run(self, batches: Iterator[Batch], events: WorkerEvents) -> None:
+    async def run(self, batches: Iterator[Batch], events: RunEvents) -> None:
         self._backlog = Backlog(batches)
         self._events = events
         self._deaths: Counter[tuple[str, int]] = Counter()
         self._context = process_context()
         self._endings: list[asyncio.Future[None]] = []
         lanes = self._deal()
+        self._lanes = {lane.place: lane for lane in lanes}
+        slots = {lane.place: lane.slots for lane in lanes}
+        self._keeper = LimitKeeper(new_limit(self.settings), slots, events.limit_changed)
         tasks = [asyncio.create_task(self._run_lane(lane)) for lane in lanes]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
-                task.cancel()
+                # A task that is being cancelled is tidying up: a second cancel would break that off.
+                if not task.cancelling():
+                    task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*self._endings, return_exceptions=True)
 
@@ -85,7 +94,7 @@ class ProcessEngine(Engine):
         """Lanes for the run, the first batches dealt to them one by one; lanes without a batch are left out."""
         workers = self.settings.config.num_workers
         count = min(workers, max(4, os.cpu_count() or 1))
-        lanes = [Lane(slots=workers // count + (place < workers % count)) for place in range(count)]
+        lanes = [Lane(place, slots=workers // count + (place < workers % count)) for place in range(count)]
         for turn in range(lanes[0].slots):
             for lane in (lane for lane in lanes if turn < lane.slots):
                 if batch := self._backlog.take():
@@ -121,7 +130,8 @@ class ProcessEngine(Engine):
             await asyncio.shield(ending)
 
     async def _serve(self, lane: Lane, channel: FrameChannel) -> bool:
-        lane.is_ready = False
+        lane.is_ready, lane.channel = False, channel
+        channel.post(self._keeper.first_share(lane.place))
         self._fill(lane, channel)
         while lane.in_flight:
             match await channel.receive():
@@ -133,15 +143,25 @@ class ProcessEngine(Engine):
                     lane.in_flight[result.batch_number].popleft()
                     await self._events.sample_finished(result)
                     self._fill(lane, channel)
+                case StartAsked(number):
+                    channel.post(StartAnswered(number, await self._events.may_start(number)))
                 case BatchFinished(number):
                     del lane.in_flight[number]
                     await self._events.batch_finished(number)
                     self._fill(lane, channel)
+                case GateReport() as report:
+                    self._pass_on(self._keeper.take(lane.place, report))
                 case TurnEvent() as event:
                     self._events.turn(event)
                 case StopRun(error):
                     raise error
         return True
+
+    def _pass_on(self, orders: Mapping[int, GateOrder]) -> None:
+        for place, order in orders.items():
+            channel = self._lanes[place].channel
+            if channel is not None:
+                channel.post(order)
 
     def _fill(self, lane: Lane, channel: FrameChannel) -> None:
         """Give the worker batches for its free slots. A sample that saw a worker die runs with no other beside it."""

@@ -2,7 +2,8 @@
 
 Turns are `{"from": "system"|"human"|"gpt"|"tool", "value": text}`. A gpt turn that calls tools also has `tool_calls`
 (OpenAI's shape); a tool turn has `tool_call_id` and `name`, one turn per result, in call order. Reasoning is one
-leading `<think>` block of the gpt value, wherever the model's endpoint put it.
+leading `<think>` block of the gpt value, wherever the model's endpoint put it; a think tag within the reasoning is
+written `&lt;think>`, so that every value has one block at most and `split_think` gives back what was thought.
 """
 
 import re
@@ -21,6 +22,10 @@ ROLE_NAMES = {"system": "system", "user": "human", "assistant": "gpt", "tool": "
 
 _OWN_THINK = re.compile(r"<think>\n(?:(.*?)\n)?</think>(?:\n|\Z)", re.DOTALL)
 _ANY_THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+_TAG = r"/?think>"
+_TO_ESCAPE = re.compile(rf"<(?={_TAG})|&(?=(?:amp;)*lt;{_TAG})", re.IGNORECASE)
+_ESCAPED = re.compile(rf"&(?:lt;(?={_TAG})|amp;(?=(?:amp;)*lt;{_TAG}))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ def build_row(result: AgentResult, sample: Sample, facts: RowFacts) -> dict[str,
         "extra": sample.extra_json,
         "tools": orjson.dumps(result.tool_schemas).decode(),
         "unknown_tools": list(result.unknown_tools),
+        "repaired_tools": list(result.repaired_tools),
         "usage": asdict(result.usage),
         "assistant_turns": len(answers),
         "reasoning_turns": sum(bool(message.reasoning) for message in answers),
@@ -82,7 +88,7 @@ def turn(message: Message) -> dict[str, Any]:
     """One message as a turn."""
     value = message.content
     if message.reasoning:
-        value = f"<think>\n{message.reasoning}\n</think>\n{value}"
+        value = f"<think>\n{escaped_reasoning(message.reasoning)}\n</think>\n{value}"
     saved: dict[str, Any] = {"from": ROLE_NAMES[message.role], "value": value}
     if message.tool_calls:
         saved["tool_calls"] = [call.as_openai() for call in message.tool_calls]
@@ -94,7 +100,17 @@ def turn(message: Message) -> dict[str, Any]:
 def split_think(value: str) -> tuple[str, str]:
     """Reasoning and text of a gpt value: those that `turn` put together, or as other programs write the block."""
     match = _OWN_THINK.match(value) or _ANY_THINK.match(value)
-    return (match[1] or "", value[match.end() :]) if match else ("", value)
+    return (unescaped_reasoning(match[1] or ""), value[match.end() :]) if match else ("", value)
+
+
+def escaped_reasoning(text: str) -> str:
+    """Reasoning that cannot end its own block: the `<` of a think tag in it becomes `&lt;`; nothing else is touched."""
+    return _TO_ESCAPE.sub(lambda match: "&lt;" if match[0] == "<" else "&amp;", text)
+
+
+def unescaped_reasoning(text: str) -> str:
+    """The reasoning that `escaped_reasoning` was given."""
+    return _ESCAPED.sub(lambda match: "<" if match[0].lower() == "&lt;" else "&", text)
 
 
 def export_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The contract of a quirk: change a request before it is encoded, and a reply after it is read."""
+"""The contract of a quirk: change a request before it is encoded, and a reply after it is read; say what is lost."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,10 @@ class Quirk(ABC):
     @abstractmethod
     def applies(cls, settings: ModelSettings) -> bool:
         """Whether this model at this endpoint has the quirk."""
+
+    def notes(self) -> list[str]:
+        """What was asked for that this endpoint does not know, and what is done instead; said once, at the start."""
+        return []
 
     def change_request(self, request: ModelRequest) -> None:
         """Change a request in place before it is encoded."""

@@ -15,6 +15,8 @@ As a process of its own, for big runs (it ends with the test process, whatever h
 
 Both are a plain HTTP proxy too: with `HTTP_PROXY=server.proxy_url`, a request for http://openrouter.ai/...
 arrives here, and its `RecordedRequest.host` says so. No request ever leaves the machine.
+
+A request that asks for a stream gets one: a scripted completion is cut into pieces. `events` scripts the pieces.
 """
 
 import argparse
@@ -36,6 +38,8 @@ from typing import Any, Self
 
 import orjson
 from aiohttp import web
+
+from tests.fakes.streams import DONE, as_stream, event
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTROL_PREFIX = "/_control/"
@@ -211,6 +215,13 @@ def raw(body: bytes | str, *, status: int = 200, delay_s: float = 0.0) -> Answer
     return Answer(body.encode() if isinstance(body, str) else body, status=status, delay_s=delay_s)
 
 
+def events(*chunks: object, done: bool = True, delay_s: float = 0.0) -> Answer:
+    """A stream of these chunks, whatever was asked for; bytes are sent as they are."""
+    body = b"".join(chunk if isinstance(chunk, bytes) else event(chunk) for chunk in chunks)
+    answer = raw(body + (DONE if done else b""), delay_s=delay_s)
+    return replace(answer, headers={"Content-Type": "text/event-stream"})
+
+
 def drop(sent_before: bytes = b"", *, delay_s: float = 0.0) -> Answer:
     """Close the connection, after sending some bytes if any: `drop(HALF_A_REPLY)` breaks off in a body."""
     return Answer(sent_before, dropped=True, delay_s=delay_s)
@@ -336,7 +347,8 @@ class ScriptedServer:
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
-            answer = await self._answer(self._record(request, body))
+            recorded = self._record(request, body)
+            answer = _streamed(await self._answer(recorded), recorded)
             if delay_s := answer.delay_s + self.delay_s:
                 await asyncio.sleep(delay_s)
         finally:
@@ -386,6 +398,21 @@ class ScriptedServer:
             self.statuses.clear()
             self.count = self.max_in_flight = 0
         return None
+
+
+def _streamed(answer: Answer, request: RecordedRequest) -> Answer:
+    """An answer as the stream that was asked for; as it is where it is an error or no JSON object."""
+    if not request.body.get("stream") or answer.status != 200 or answer.dropped or answer.headers:
+        return answer
+    try:
+        body = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return answer
+    if not isinstance(body, dict):
+        return answer
+    include_usage = bool((request.body.get("stream_options") or {}).get("include_usage"))
+    stream = as_stream(body, include_usage=include_usage)
+    return replace(answer, body=stream, headers={"Content-Type": "text/event-stream"})
 
 
 def _break_off(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:

@@ -47,6 +47,37 @@ WRITE_CHUNK_BYTES = 1_048_576
 MAX_LABEL_CHARS = 60
 
 
+def start_time(pid: int) -> str:
+    """When a process was started, in clock ticks since boot; empty when there is none of that number."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+@functools.cache
+def own_mark() -> str:
+    """This process, in the names of its sandboxes' folders, so that a later one can tell whether it still lives."""
+    return f"{os.getpid()}.{start_time(os.getpid())}"
+
+
+def sweep_abandoned() -> int:
+    """Remove the folders of sandboxes whose runner was killed; returns how many.
+
+    Only those of this user are touched, and only when no process of that number and start time lives.
+    """
+    swept = 0
+    for root in Path(tempfile.gettempdir()).glob(f"{ROOT_PREFIX}*"):
+        match = re.match(rf"{ROOT_PREFIX}(\d+)\.(\d+)-", root.name)
+        if match is None or start_time(int(match[1])) == match[2]:
+            continue
+        with contextlib.suppress(OSError):
+            if root.lstat().st_uid == os.getuid() and not root.is_symlink():
+                remove_tree(root)
+                swept += not root.exists()
+    return swept
+
+
 def sandbox_path() -> str:
     """PATH inside: the system's folders, then the runner's own interpreter."""
     interpreters = f"{sys.base_prefix}/bin"
@@ -143,7 +174,7 @@ class SupervisedSandbox(Sandbox):
     async def _start(self) -> None:
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", self.spec.label)[:MAX_LABEL_CHARS]
         try:
-            self.root = Path(tempfile.mkdtemp(prefix=f"{ROOT_PREFIX}{label}-"))
+            self.root = Path(tempfile.mkdtemp(prefix=f"{ROOT_PREFIX}{own_mark()}-{label}-"))
             argv, environment = self._prepare(self.root)
         except OSError as exc:
             raise SandboxError(f"{self.name}: cannot make a sandbox: {exc}") from exc

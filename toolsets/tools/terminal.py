@@ -57,9 +57,13 @@ async def run_terminal(context: ToolContext, arguments: Mapping[str, Any]) -> To
     return ToolResult(content, failed=result.timed_out, timed_out=result.timed_out)
 
 
+MAX_EXPLAINED_CHARS = 10_000
+"""Taking a longer command apart costs more than the hint is worth."""
+
+
 def explain_exit(command: str, returncode: int) -> str:
     """What exit status 1 of the last program in a command says, when it is an answer; else empty."""
-    if returncode != 1:
+    if returncode != 1 or len(command) > MAX_EXPLAINED_CHARS:
         return ""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|()\n")
     lexer.whitespace, lexer.commenters = " \t\r", ""
