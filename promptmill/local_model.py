@@ -84,12 +84,23 @@ async def local_model_server(
     stderr = _Tail()
     draining = asyncio.ensure_future(stderr.drain(process.stderr))
     try:
-        yield await _endpoint(process, path, stderr, draining)
-        if process.returncode is not None:
-            note(f"the server of {path} ended during the run (status {process.returncode}): {stderr.text}")
+        endpoint = await _endpoint(process, path, stderr, draining)
+        ending = asyncio.ensure_future(_end_told(process, path, stderr, note))
+        try:
+            yield endpoint
+        finally:
+            ending.cancel()
     finally:
         await _stop(process)
         await draining
+
+
+async def _end_told(
+    process: asyncio.subprocess.Process, path: Path, stderr: "_Tail", note: Callable[[str], None]
+) -> None:
+    """Say so when the server ends before it is told to: every request then fails, and the reason is here."""
+    status = await process.wait()
+    note(f"the server of {path} ended during the run (status {status}): {stderr.text}")
 
 
 @contextlib.asynccontextmanager

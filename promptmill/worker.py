@@ -3,7 +3,6 @@
 A worker never touches the run folder. What it finishes it hands on as encoded rows.
 """
 
-import asyncio
 import logging
 import random
 import re
@@ -96,7 +95,7 @@ class Worker:
     async def _close(self, sandbox: Sandbox) -> None:
         """Remove a sandbox. A conversation that was held is not lost because its folder would not go."""
         try:
-            await asyncio.shield(sandbox.close())
+            await sandbox.close()
         except (SandboxError, OSError) as exc:
             logger.warning("a sandbox could not be removed: %s", exc)
 

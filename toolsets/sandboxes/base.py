@@ -157,4 +157,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill every process and remove every folder of the sandbox. Safe to call twice and after a failed start."""
+        """Kill every process and remove every folder of the sandbox. Safe to call twice and after a failed start.
+
+        Cancelling the caller does not stop it: it is closed when the CancelledError comes.
+        """

@@ -321,8 +321,12 @@ class SupervisedSandbox(Sandbox):
     async def close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-        # A cancelled caller must not leave a half-closed sandbox behind.
-        await asyncio.shield(self._closing)
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            # A cancelled caller must not leave a half-closed sandbox behind, nor its loop end before it is closed.
+            await asyncio.wait([self._closing])
+            raise
 
     async def _close(self) -> None:
         orderly = True
