@@ -23,6 +23,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 HIDDEN_LIMITS = (40, 15, 60)
 MEASURED_S = 30.0
 LATENCY_S = (0.2, 0.6)
+STARTUP_S = 10.0
+"""The phases begin with the first request; the run is left alone for so much longer that the last one ends too."""
 PHASE_VARIABLE, REPORT_VARIABLE = "BENCHMARK_PHASE_S", "BENCHMARK_REPORT"
 
 
@@ -97,7 +99,7 @@ def measure(folder: Path, conversations: int, phase_s: float) -> dict[str, list[
                    f"--num_workers={conversations}", "--max_turns=100000", "--distribution=terminal_only"]  # fmt: skip
         run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
-            _, said = run.communicate(timeout=len(HIDDEN_LIMITS) * phase_s)
+            _, said = run.communicate(timeout=len(HIDDEN_LIMITS) * phase_s + STARTUP_S)
             raise SystemExit(f"the run ended early: {said}")
         except subprocess.TimeoutExpired:
             figures: dict[str, list[float] | int] = json.loads(report.read_text())
