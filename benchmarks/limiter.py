@@ -62,7 +62,7 @@ class HiddenLimit:
         self.in_service -= 1
         if self.requests % 50 == 0:
             self._report()
-        return call("no_such_tool", {}, reasoning="On it goes.")
+        return call("process", {"action": "list"}, reasoning="On it goes.")
 
     def _report(self) -> None:
         figures = {"busy_s": self.busy_s, "requests": self.requests, "refusals": self.refusals}

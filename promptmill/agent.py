@@ -28,6 +28,10 @@ MAX_CALLS_PER_TURN = 1000
 """A model that asks for more at once has lost its way; none of them is executed."""
 
 
+MAX_INVALID_TURNS = 3
+"""Turns in a row in which every call named no tool or broke its schema: the model will not find the way any more."""
+
+
 class CompletesConversations(Protocol):
     """What an agent needs of a model client."""
 
@@ -101,6 +105,7 @@ class Agent:
     async def _converse(self, result: AgentResult, clock: PromptClock) -> None:
         unsaved = self._unsaved_opening(result.messages)
         prompt_place = len(result.messages) - 1
+        invalid_turns = 0
         while result.api_calls < self.settings.max_turns:
             reply = await self.client.complete([*unsaved, *result.messages[prompt_place:]], self.schemas, clock)
             result.api_calls += 1
@@ -116,8 +121,11 @@ class Agent:
             if len(reply.message.tool_calls) > MAX_CALLS_PER_TURN:
                 result.stop_reason = "too_many_calls"
                 return
-            for call in reply.message.tool_calls:
-                await self._answer(call, result)
+            were_valid = [await self._answer(call, result) for call in reply.message.tool_calls]
+            invalid_turns = 0 if any(were_valid) else invalid_turns + 1
+            if invalid_turns >= MAX_INVALID_TURNS:
+                result.stop_reason = "no_valid_call"
+                return
             if self._would_pass_limit(result.usage, reply.usage):
                 result.stop_reason = "prompt_max_tokens"
                 return
@@ -134,8 +142,8 @@ class Agent:
         system = [Message("system", "\n\n".join(parts))] if parts else []
         return [*system, *self.settings.prefill_messages]
 
-    async def _answer(self, call: ToolCall, result: AgentResult) -> None:
-        """Execute one call and add its result to the conversation."""
+    async def _answer(self, call: ToolCall, result: AgentResult) -> bool:
+        """Execute one call and add its result to the conversation; returns whether a tool could take it."""
         outcome = await execute_call(self.offer.tools, self.context, call.name, call.arguments)
         tally = result.tool_tallies.setdefault(call.name, ToolTally())
         tally.success += not outcome.failed
@@ -147,6 +155,7 @@ class Agent:
             result.unknown_tools = tuple(dict.fromkeys((*result.unknown_tools, call.name)))
         result.messages.append(Message("tool", outcome.content, tool_call_id=call.id, name=call.name))
         self._observe_outcome(call, outcome)
+        return outcome.kind not in ("unknown_tool", "invalid_arguments")
 
     def _observe_reply(self, reply: ModelReply) -> None:
         if reply.message.reasoning:

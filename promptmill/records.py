@@ -142,7 +142,7 @@ class AgentResult:
 
     outcome: Outcome
     stop_reason: str
-    """Why it ended: `answer`, `max_turns`, `output_cut`, `context_full`, or the class of the failure."""
+    """Why it ended: `answer`, `max_turns`, `output_cut`, `context_full`, … or the class of the failure."""
     messages: list[Message]
     """From the system message on; without the ephemeral system prompt and the prefill messages."""
     api_calls: int = 0

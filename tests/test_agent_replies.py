@@ -320,3 +320,18 @@ async def test_a_reply_that_repeats_a_call_out_of_a_tools_output_is_executed_onl
 async def test_a_dropped_answer_is_told_apart_from_an_empty_one(hold):
     held = await hold(in_order(replace(drop(), delay_s=0), DONE))
     assert (held.row["outcome"], len(held.requests)) == ("completed", 2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [None, "{broken", '{"no_such": 1}'], ids=["no such tool", "broken", "unknown key"]
+)
+async def test_a_model_that_never_makes_a_valid_call_is_ended_after_three_turns(hold, arguments):
+    name = "teleport" if arguments is None else "terminal"
+    held = await hold(lambda request: call(name, arguments or LS))
+    assert (held.row["outcome"], held.row["stop_reason"], len(held.requests)) == ("partial", "no_valid_call", 3)
+    assert len(held.results) == 3
+
+
+async def test_a_valid_call_in_between_gives_it_three_turns_again(hold):
+    held = await hold(by_turn(call("teleport", LS), call("teleport", LS), call("terminal", LS), call("teleport", LS)))
+    assert (held.row["stop_reason"], len(held.requests)) == ("max_turns", 4)
