@@ -130,11 +130,7 @@ class ModelClient:
                 failed = exc
             finally:
                 self._gate.leave()
-            if (
-                failed.is_unreachable
-                and not self._has_succeeded
-                and patience.attempts + 1 >= patience.policy.max_attempts
-            ):
+            if failed.is_unreachable and not self._has_succeeded and patience.is_last(failed):
                 raise EndpointError(f"{failed}; start the server or mend --base_url, then --resume") from failed
             wait_s = patience.wait_s(failed)
             with clock.paused() if failed.was_refused else nullcontext():
@@ -169,11 +165,8 @@ class ModelClient:
                 # The key is good: it is this prompt that a filter or a firewall on the way does not let through.
                 raise RefusedError(f"{base_url} answered 403: {failure.said}") from exc
             raise http_error(failure, base_url, self.settings.model) from exc
-        except (
-            openai.APIConnectionError,
-            aiohttp.ClientError,
-            httpx2.HTTPError,
-        ) as exc:  # the package lets some of aiohttp's through
+        except (openai.APIConnectionError, aiohttp.ClientError, httpx2.HTTPError) as exc:
+            # The package lets some of its transports' own errors through.
             raise _no_answer(base_url, exc.__cause__ or exc) from exc
         except StreamCutError as exc:
             clock.unanswered += read_usage(exc.body.get("usage"))
