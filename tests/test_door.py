@@ -1,10 +1,15 @@
 """The door: what a person typed reaches the command as it was typed."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from promptmill.door import open_door
 from promptmill.flags import FLAG_BY_NAME
 
+ROOT = Path(__file__).resolve().parents[1]
 RUN_NAME = FLAG_BY_NAME["run_name"]
 
 
@@ -27,3 +32,9 @@ def test_a_value_is_the_text_that_was_typed_whatever_it_looks_like(value: str) -
 def test_help_is_answered_and_the_command_not_called(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert opened(argv) == []
     assert capsys.readouterr().out.startswith("Usage: usage")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_reason_to_fail(closed):
+    command = f"{sys.executable} {ROOT / 'batch_runner.py'} --list_distributions {closed}"
+    assert subprocess.run(["bash", "-c", command], check=False).returncode == 0

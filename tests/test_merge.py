@@ -1,9 +1,11 @@
 """The merge: which rows of a run folder end up in `trajectories.jsonl`, in which order, and how they are counted."""
 
+import orjson
 import pytest
 
 from promptmill.errors import StorageError
 from promptmill.merge import MergeSources, merge
+from promptmill.rows import MAX_COUNT
 from promptmill.run_folder import RunFolder
 from promptmill.statistics import RunFacts, statistics_json
 from tests.rows import KNOWN_TOOLS, foreign_row, make_row, prompts_in, read_jsonl, write_jsonl
@@ -239,3 +241,18 @@ def test_advance_is_told_the_bytes_of_every_row_file(folder):
     read = []
     folder.merge(advance=read.append)
     assert sum(read) == sum(path.stat().st_size for path in folder.run.row_files())
+
+
+def test_a_row_nested_beyond_all_bounds_is_counted_and_the_others_are_merged(folder):
+    nested = b'{"a":' * 400 + b"1" + b"}" * 400
+    row = orjson.dumps(make_row("a")).replace(b'"metadata":{', b'"metadata":{"deep":' + nested + b",", 1)
+    with folder.run.shard(0).open("wb") as shard:
+        shard.write(row + b"\n" + orjson.dumps(make_row("b")) + b"\n")
+    result = folder.merge()
+    assert (result.unreadable_lines, result.statistics.merged) == (1, 1)
+
+
+def test_an_absurd_count_spoils_no_sum(folder):
+    usage = make_row("a")["usage"] | {"prompt_tokens": 2**63 - 1}
+    folder.shard(0, make_row("a", usage=usage), make_row("b", usage=usage))
+    assert folder.merge().statistics.usage.prompt_tokens == 2 * MAX_COUNT

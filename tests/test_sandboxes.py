@@ -977,3 +977,16 @@ def test_folders_of_a_dead_runner_are_swept_and_those_of_a_living_one_are_not(tm
         (tmp_path / name / "home").mkdir(parents=True)
     assert sweep_abandoned() == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([names[1], names[3]])
+
+
+async def test_a_cancelled_close_is_closed_when_the_cancellation_comes(name: str) -> None:
+    sandbox = new_sandbox(name, SandboxSpec("cancelled"))
+    await sandbox.start()
+    root = sandbox.root
+    closing = asyncio.create_task(sandbox.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert root is not None
+    assert not root.exists()
