@@ -8,6 +8,8 @@ import pytest
 
 from promptmill.door import open_door
 from promptmill.flags import FLAG_BY_NAME
+from tests.fakes.model_server import ServerProcess
+from tests.rows import write_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_NAME = FLAG_BY_NAME["run_name"]
@@ -34,7 +36,11 @@ def test_help_is_answered_and_the_command_not_called(argv: list[str], capsys: py
     assert capsys.readouterr().out.startswith("Usage: usage")
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_reason_to_fail(closed):
-    command = f"{sys.executable} {ROOT / 'batch_runner.py'} --list_distributions {closed}"
-    assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_run_whose_streams_are_closed_is_run(closed: str, tmp_path: Path) -> None:
+    write_dataset(tmp_path, ["a"])
+    with ServerProcess("one_turn") as server:
+        flags = f"--dataset_file=prompts.jsonl --run_name=r --model=m --base_url={server.base_url}"
+        command = f"{sys.executable} {ROOT / 'batch_runner.py'} {flags} {closed}"
+        assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
+    assert (tmp_path / "data/r/trajectories.jsonl").read_text().count("\n") == 1
