@@ -713,7 +713,7 @@ async def test_a_stopped_supervisor_does_not_hold_up_a_background_process(
     monkeypatch.setattr("toolsets.sandboxes.link.KILL_GRACE_S", 0.2)
     monkeypatch.setattr("toolsets.sandboxes.supervised.CLOSE_GRACE_S", 0.5)
     sandbox = await open_sandbox()
-    await sandbox.exec("kill -STOP $PPID &", timeout_s=PATIENCE_S)
+    os.kill(sandbox._link.process.pid, signal.SIGSTOP)
     supervisor = Path(f"/proc/{sandbox._link.process.pid}/stat")
     assert await eventually(lambda: b") T " in supervisor.read_bytes())
     monkeypatch.setattr("toolsets.sandboxes.supervised.START_TIMEOUT_S", 0.2)
