@@ -4,22 +4,24 @@ Reading order, which is also the way a sample goes:
 
     errors          what can go wrong, and what each outcome means for files and resume
     records         every record that crosses a file boundary
-    flags, endpoints, config
+    flags, retry, endpoints, config
                     the table of options; where requests go; options and environment -> RunConfig
     door            what the command-line doors share
     batch_command   the batch command: signals and exit codes
     runner          BatchRunner: from options to a start of the run
     dataset         JSONL -> samples
-    resume          what is already done, what is owed
+    row_index, resume, owed
+                    the rows that are there; which of them count; what is owed
+    changes         what a resume may not change in passing
     preflight       what is settled before anything is made or called
     start           one start of a run: scan, run what is owed, publish
     batches         owed samples -> batches
     engines/        where workers run: inline, processes
     worker          what one worker does with a batch
     agent           the loop: model call, tool calls, results, until an answer
-    client, failures
+    client, failures, verdicts
                     request and retry; what a failure means
-    bodies, streaming, joining, replies, reasoning, tool_calls
+    bodies, streaming, joining, joined_calls, replies, reasoning, tool_calls
                     reading what came back: JSON or a stream, then text, reasoning and calls
     limiter, deadlines
                     how many requests at once; a prompt's own time

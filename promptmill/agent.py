@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import orjson
+
 from promptmill.config import AgentSettings
 from promptmill.deadlines import PromptClock
 from promptmill.errors import (
@@ -20,6 +22,7 @@ from promptmill.errors import (
     TransientModelError,
 )
 from promptmill.records import AgentResult, Message, ModelReply, ToolCall, ToolTally, Usage
+from promptmill.wording import counted
 from toolsets.base import Tool, ToolContext
 from toolsets.execute import ToolOutcome, execute_call
 from toolsets.sandboxes.base import SandboxError
@@ -71,23 +74,32 @@ class Agent:
         self.observe = observe
         self.price = price
         self.schemas = tuple(tool.schema() for tool in offer.tools.values())
+        self.result: AgentResult | None = None
+        """What there is of the conversation so far, for whoever breaks it off; None before `run`."""
 
-    async def run(self, prompt: str) -> AgentResult:
+    async def run(self, prompt: str, clock: PromptClock | None = None) -> AgentResult:
         """Hold the conversation that a prompt opens.
+
+        Args:
+            prompt: What the user says.
+            clock: The prompt's own time, where somebody else wants to see it; else one is made.
 
         Raises:
             RunStoppedError: no conversation of this run can go on.
         """
         started_s = time.monotonic()
+        most = self.settings.max_turns
         result = AgentResult(
             outcome=Outcome.PARTIAL,
             stop_reason="max_turns",
+            error=f"no answer within {counted(most, 'model call')} (--max_turns)",
             messages=opening_messages(self.settings, prompt),
             toolsets=self.offer.toolsets,
             tool_schemas=self.schemas,
         )
+        self.result = result
         self.observe(f"asks    {prompt}")
-        clock = PromptClock(self.settings.prompt_timeout_s)
+        clock = clock or PromptClock(self.settings.prompt_timeout_s)
         try:
             async with clock:
                 await self._converse(result, clock)
@@ -97,8 +109,10 @@ class Agent:
             record_timeout(result, self.settings.prompt_timeout_s)
         except (ModelError, SandboxError) as exc:
             record_failure(result, exc)
-        result.usage += self.price(clock.unanswered)
-        result.duration_s = time.monotonic() - started_s
+        finally:
+            answer_open_calls(result)
+            result.usage += self.price(clock.unanswered)
+            result.duration_s = time.monotonic() - started_s
         self.observe(f"ends    {result.stop_reason} {result.error}".rstrip())
         return result
 
@@ -113,21 +127,27 @@ class Agent:
             result.messages.append(reply.message)
             self._observe_reply(reply)
             if reply.cut:
-                result.stop_reason = "output_cut"
+                result.stop_reason, result.error = "output_cut", "the reply was cut at its token limit (--max_tokens)"
                 return
             if not reply.message.tool_calls:
-                result.outcome, result.stop_reason = Outcome.COMPLETED, "answer"
+                result.outcome, result.stop_reason, result.error = Outcome.COMPLETED, "answer", ""
                 return
-            if len(reply.message.tool_calls) > MAX_CALLS_PER_TURN:
+            if (asked := len(reply.message.tool_calls)) > MAX_CALLS_PER_TURN:
                 result.stop_reason = "too_many_calls"
+                result.error = (
+                    f"the model asked for {asked:,} calls at once; none of more than {MAX_CALLS_PER_TURN:,} is executed"
+                )
                 return
             were_valid = [await self._answer(call, result) for call in reply.message.tool_calls]
             invalid_turns = 0 if any(were_valid) else invalid_turns + 1
             if invalid_turns >= MAX_INVALID_TURNS:
                 result.stop_reason = "no_valid_call"
+                result.error = f"no call of {MAX_INVALID_TURNS} turns in a row named a tool and fitted its schema"
                 return
             if self._would_pass_limit(result.usage, reply.usage):
                 result.stop_reason = "prompt_max_tokens"
+                limit = self.settings.prompt_max_tokens
+                result.error = f"another call would pass the prompt's limit of {limit:,} tokens (--prompt_max_tokens)"
                 return
 
     def _would_pass_limit(self, spent: Usage, last: Usage) -> bool:
@@ -174,6 +194,30 @@ def opening_messages(settings: AgentSettings, prompt: str) -> list[Message]:
     return [*system, Message("user", prompt)]
 
 
+NOT_EXECUTED = {
+    "prompt_timeout": "the prompt's time was spent",
+    "output_cut": "the reply was cut at its token limit, and may not be whole",
+    "too_many_calls": "these are too many calls at once",
+    "sandbox_failed": "the sandbox failed",
+}
+
+
+def answer_open_calls(result: AgentResult) -> None:
+    """Give each call of the last turn that has no result one that says so: trainers and chat templates want a pair.
+
+    They are in no tally. A tally says how a tool fared, and no tool has answered here.
+    """
+    place = max((at for at, message in enumerate(result.messages) if message.tool_calls), default=0)
+    answered = len(result.messages) - place - 1
+    why = NOT_EXECUTED.get(result.stop_reason, "the conversation was ended")
+    for number, call in enumerate(result.messages[place].tool_calls[answered:]):
+        # The calls are executed one after another: what ended the prompt ended the first of these.
+        was_begun = number == 0 and result.stop_reason in ("prompt_timeout", "sandbox_failed")
+        error = f"{'not finished' if was_begun else 'not executed'}: {why}"
+        content = orjson.dumps({"error": error}).decode()
+        result.messages.append(Message("tool", content, tool_call_id=call.id, name=call.name))
+
+
 def record_timeout(result: AgentResult, timeout_s: float) -> None:
     """Write into a result that the prompt's own time was spent: partial, or failed when nothing was answered yet."""
     result.stop_reason = "prompt_timeout"
@@ -182,8 +226,9 @@ def record_timeout(result: AgentResult, timeout_s: float) -> None:
 
 
 def record_failure(result: AgentResult, exc: ModelError | SandboxError) -> None:
-    """Write into a result what ended it early."""
-    result.error = str(exc)
+    """Write into a result what ended it early, and what the model wrote in a reply that is no turn."""
+    written = exc.written if isinstance(exc, ModelError) else ""
+    result.error = f"{exc}; it had written: {written}" if written else str(exc)
     match exc:
         case ContextFullError() if result.api_calls:
             result.outcome, result.stop_reason = Outcome.PARTIAL, "context_full"

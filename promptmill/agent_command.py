@@ -28,7 +28,8 @@ def run_conversation(given: Mapping[str, Any]) -> int:
         if not prompt:
             raise ConfigError("--prompt is required; see --help")
         agent = AIAgent(observe=observe, **options)
-        observe(agent.sandbox_note)
+        for note in agent.notes:
+            print(escaped(note), file=sys.stderr, flush=True)
         result = run_in_loop(_until_terminated(agent, prompt))
     except UsageError as exc:
         return complain(exc, BAD_USAGE)

@@ -1,6 +1,6 @@
 """Owed samples -> batches, read from the dataset only when a worker is free."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from promptmill.dataset import Dataset
@@ -13,17 +13,17 @@ def make_batches(
     *,
     batch_size: int,
     first_number: int = 0,
-    failures: Mapping[tuple[bytes, int], int],
+    attempts_before: Callable[[int], int],
 ) -> Iterator[Batch]:
     """Yield batches of `batch_size` samples (the last may be shorter), numbered from `first_number`.
 
     Args:
         owed: Indices of samples to run, in the order they are to be run.
-        failures: How often each identity has failed before, from which a sample knows its attempt.
+        attempts_before: Tells how often the sample of an index was tried before.
     """
     indices = iter(owed)
     number = first_number
     while chunk := list(islice(indices, batch_size)):
-        samples = (dataset.sample(index, 1 + failures.get(dataset.identity(index), 0)) for index in chunk)
+        samples = (dataset.sample(index, 1 + attempts_before(index)) for index in chunk)
         yield Batch(number, tuple(samples))
         number += 1

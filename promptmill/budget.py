@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from promptmill.config import Limits
-from promptmill.errors import OUTCOME_POLICY, Destination
+from promptmill.errors import OUTCOME_POLICY
 from promptmill.flags import FAILURE_WINDOW, FAILURE_WINDOW_MIN
 from promptmill.records import RowSummary, Usage
 from promptmill.wording import counted
@@ -80,6 +80,8 @@ class Budget:
         self.spent = spent
         self.stopped = ""
         """Why no prompt may start any more, as a sentence; empty while one may."""
+        self.advice = ""
+        """What to do about that."""
         self._elapsed_before_s = elapsed_before_s
         self._clock = clock
         self._started_s = clock()
@@ -91,17 +93,27 @@ class Budget:
     def may_start(self, batch_number: int) -> bool:
         """Whether a prompt of a batch may start; if so, it counts as in flight from now on."""
         self._running.discard(batch_number)
-        self.stopped = self.stopped or self._reason_to_stop()
+        if not self.stopped:
+            self._look_at_limits()
         if self.stopped:
             return False
         self._running.add(batch_number)
         return True
 
+    def let_go(self, batch_number: int) -> None:
+        """A batch of which a prompt may have been in flight is not run any further."""
+        self._running.discard(batch_number)
+
+    @property
+    def in_flight(self) -> int:
+        """How many prompts are."""
+        return len(self._running)
+
     def ended(self, batch_number: int, summary: RowSummary) -> None:
         """Count a prompt that has ended."""
         self._running.discard(batch_number)
         self.spent.add(summary)
-        has_failed = OUTCOME_POLICY[summary.outcome].destination is Destination.FAILED
+        has_failed = OUTCOME_POLICY[summary.outcome].is_failure
         self._recent_failures.append(has_failed)
         self._failures.update([summary.stop_reason] if has_failed else [])
 
@@ -117,26 +129,42 @@ class Budget:
         shown_tokens = "an unknown number of tokens" if tokens is None else f"{tokens:,.0f} tokens"
         return f"{cost}, {shown_tokens} and {self.elapsed_s:.0f} s for {counted(self.spent.prompts, 'prompt')}"
 
-    def _reason_to_stop(self) -> str:
-        return self._passed_cost() or self._passed_tokens() or self._passed_time() or self._passed_failures()
+    def _look_at_limits(self) -> None:
+        checks = {
+            self._passed_cost: "with a higher limit, --resume goes on",
+            self._passed_tokens: "with a higher limit, --resume goes on",
+            self._passed_time: "with a higher limit, --resume goes on",
+            self._unknown_cost: "--resume goes on with --price_per_mtok=IN,OUT, or with --max_cost_usd=none",
+            self._unknown_tokens: "--resume goes on with --max_total_tokens=none",
+            self._passed_failures: "mend the cause, then --resume",
+        }
+        for check, advice in checks.items():
+            if reason := check():
+                self.stopped, self.advice = reason, advice
+                return
+
+    def _unknown_cost(self) -> str:
+        limit = self.limits.max_cost_usd
+        if limit is None or self.spent.cost_usd is not None:
+            return ""
+        return f"--max_cost_usd={limit:g} cannot be kept: neither the endpoint nor a price list tells what calls cost"
+
+    def _unknown_tokens(self) -> str:
+        limit = self.limits.max_total_tokens
+        if limit is None or self.spent.tokens is not None:
+            return ""
+        return f"--max_total_tokens={limit} cannot be kept: the endpoint does not report tokens"
 
     def _passed_cost(self) -> str:
         limit, cost_usd = self.limits.max_cost_usd, self.spent.cost_usd
-        if limit is None:
+        if limit is None or cost_usd is None:
             return ""
-        if cost_usd is None:
-            return (
-                f"--max_cost_usd={limit:g} cannot be kept: neither the endpoint nor a price list tells what calls "
-                "cost; give --price_per_mtok=IN,OUT"
-            )
         return self._would_pass(f"--max_cost_usd={limit:g}", limit, cost_usd, lambda amount: f"${amount:.4f}")
 
     def _passed_tokens(self) -> str:
         limit, tokens = self.limits.max_total_tokens, self.spent.tokens
-        if limit is None:
+        if limit is None or tokens is None:
             return ""
-        if tokens is None:
-            return f"--max_total_tokens={limit} cannot be kept: the endpoint does not report tokens"
         return self._would_pass(f"--max_total_tokens={limit}", limit, tokens, lambda amount: f"{amount:,.0f} tokens")
 
     def _would_pass(self, flag: str, limit: float, spent: float, shown: Callable[[float], str]) -> str:

@@ -40,7 +40,7 @@ class Checkpoint:
         destination = OUTCOME_POLICY[outcome].destination
         counts.processed += samples * (destination is Destination.SHARD)
         counts.discarded += samples * (destination is Destination.DISCARDED)
-        counts.failed += samples * (destination is Destination.FAILED)
+        counts.failed += samples * OUTCOME_POLICY[outcome].is_failure
 
     @property
     def is_due(self) -> bool:

@@ -3,12 +3,18 @@
 The openai package does authentication, base URL, transport and error classes. Its typed request transform and
 response models are left out: they cost several times what the call itself does. Retries are ours alone (the package's
 are set to 0), so that each attempt is seen; what a failure means is the table in `failures`.
+
+Invariants
+    Nothing is sent to a server that the user has not named: a redirect to another one stops the run.
+    No body is read without a bound, whatever its status (see `bodies`).
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -16,20 +22,32 @@ import httpx2
 import openai
 import orjson
 
-from promptmill.bodies import decode_body
+from promptmill.bodies import decode_body, decode_text, read_body, read_error_body
 from promptmill.config import ModelSettings
 from promptmill.deadlines import PromptClock
 from promptmill.endpoints import is_private
 from promptmill.errors import EndpointError, RefusedError, TransientModelError
-from promptmill.failures import AttemptError, HttpFailure, Patience, RetryPolicy, http_error
+from promptmill.failures import THEN_AGAIN, AttemptError, Patience, RetryPolicy, http_error
 from promptmill.limiter import Gate
 from promptmill.quirks import quirks_for
 from promptmill.quirks.base import ModelRequest
 from promptmill.records import Message, ModelReply
-from promptmill.replies import error_in, is_empty, read_reply, read_usage, refusal_reason
+from promptmill.replies import error_in, is_empty, is_too_deep, read_reply, read_usage, refusal_reason
+from promptmill.secrets import remember
 from promptmill.streaming import StreamCutError, read_stream, stream_fields
+from promptmill.verdicts import HttpFailure, reported_failure
+from toolsets.text import shortened
 
 CONNECT_TIMEOUT_S = 30.0
+ERROR_BODY_TIMEOUT_S = 10.0
+MAX_WRITTEN_CHARS = 20_000
+"""How much of what a model wrote is kept where it became no turn."""
+RETRIES = RetryPolicy()
+"""What a run has the patience for."""
+UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ConnectionRefusedError)
+"""Nothing took the connection, so nothing was asked and nothing is paid."""
+
+logger = logging.getLogger(__name__)
 
 
 class ModelClient:
@@ -51,14 +69,23 @@ class ModelClient:
         self.settings = settings
         self.quirks = quirks_for(settings)
         self._gate = gate or Gate(max_connections)
-        self._retries = retries or RetryPolicy()
+        self._retries = retries or RETRIES
         self._rng = random.Random()
         self._has_succeeded = False
+        """Whether a model has replied: key, address and model are good."""
+        self._has_answered = False
+        """Whether the endpoint has sent anything at all."""
+        self._gone_since_s: float | None = None
+        """Since when it cannot be reached, though it had answered before; None while it can."""
+        remember([settings.endpoint.api_key])
         limits = httpx2.Limits(max_connections=max_connections + 10, max_keepalive_connections=max_connections + 10)
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)  # the whole answer's deadline is our own
         # A proxy from the environment is for the world outside: a server on this machine is reached directly.
         http_client = openai.DefaultAioHttpClient(
-            limits=limits, trust_env=not is_private(settings.endpoint.host), timeout=timeout
+            limits=limits,
+            trust_env=not is_private(settings.endpoint.host),
+            timeout=timeout,
+            event_hooks={"response": [self._look_at_headers]},
         )
         self._client = openai.AsyncOpenAI(
             api_key=settings.endpoint.api_key,
@@ -108,10 +135,13 @@ class ModelClient:
         return {"model": self.settings.model} | given | stream_fields(self.settings)
 
     async def _until_answered(self, request: ModelRequest, clock: PromptClock) -> ModelReply:
-        """Attempt after attempt; `request_timeout_s` is for all of them together, waits apart."""
+        """Attempt after attempt; `request_timeout_s` is for all of them together, their waits included.
+
+        Its clock stands still for what nothing is paid for: a wait for room, and one for an endpoint that is gone.
+        """
         body = encode_request(request)
         patience = Patience(self._retries, self._rng)
-        left_s = self.settings.request_timeout_s
+        limit_s = left_s = self.settings.request_timeout_s
         loop = asyncio.get_running_loop()
         while True:
             with clock.paused():
@@ -121,50 +151,96 @@ class ModelClient:
                 async with asyncio.timeout(left_s):
                     return await self._attempt(request, body, clock)
             except TimeoutError as exc:
-                url, limit_s = self.settings.endpoint.base_url, self.settings.request_timeout_s
+                url = self.settings.endpoint.base_url
                 raise TransientModelError(f"no whole answer from {url} within {limit_s:g} s") from exc
             except AttemptError as exc:
-                left_s -= loop.time() - started_s
-                if exc.was_refused:
-                    self._gate.refused(generation)
                 failed = exc
+                if failed.was_refused:
+                    self._gate.refused(generation)
             finally:
                 self._gate.leave()
-            if failed.is_unreachable and not self._has_succeeded and patience.is_last(failed):
-                raise EndpointError(f"{failed}; start the server or mend --base_url, then --resume") from failed
+            if failed.is_unreachable and self._has_answered:
+                with clock.paused():
+                    await asyncio.sleep(self._outage_wait_s(patience, failed))
+                continue
+            left_s -= loop.time() - started_s
+            if failed.is_unreachable and patience.is_last(failed):
+                raise EndpointError(f"{failed}; start the server or mend --base_url, {THEN_AGAIN}") from failed
             wait_s = patience.wait_s(failed)
-            with clock.paused() if failed.was_refused else nullcontext():
-                await asyncio.sleep(wait_s)
+            if failed.was_refused:
+                with clock.paused():
+                    await asyncio.sleep(wait_s)
+                continue
+            if wait_s >= left_s:
+                raise patience.given_up(failed, f"; --request_timeout_s={limit_s:g} leaves no time for another")
+            slept_s = loop.time()
+            await asyncio.sleep(wait_s)
+            left_s -= loop.time() - slept_s
+
+    def _outage_wait_s(self, patience: Patience, failed: AttemptError) -> float:
+        """How long to wait for an endpoint that has answered before and cannot be reached now.
+
+        Raises:
+            EndpointError: it has been so for too long.
+        """
+        now_s, url = asyncio.get_running_loop().time(), self.settings.endpoint.base_url
+        most = in_words(self._retries.max_outage_s)
+        if self._gone_since_s is None:
+            self._gone_since_s = now_s
+            logger.warning("%s does not answer; waiting up to %s", url, most)
+        left_s = self._gone_since_s + self._retries.max_outage_s - now_s
+        if left_s <= 0:
+            raise EndpointError(f"{url} has not answered for {most} ({failed}); mend it, {THEN_AGAIN}")
+        return min(patience.outage_wait_s(), left_s)
 
     async def _exchange(self, body: bytes) -> object:
-        """Send once; gives the body of an answer that has no error status, decoded, streamed or not."""
+        """Send once; gives the body of an answer that has no error status, decoded, streamed or not.
+
+        Raises:
+            _StatusError: the answer has an error status.
+            ValueError: it is nothing that can be read.
+            EndpointError: it leads to another server.
+        """
         response = await self._client.post(
             "/chat/completions",
             cast_to=httpx2.Response,
             content=body,
             options={"headers": {"Content-Type": "application/json"}},
-            stream=self.settings.stream,
+            stream=True,  # to read the body is left to us, whether it is streamed or not
             stream_cls=openai.AsyncStream[Any],
         )
         assert isinstance(response, httpx2.Response)
-        if not self.settings.stream:
-            return decode_body(response.content)
         try:
-            return await read_stream(response.aiter_bytes())
+            chunks = response.aiter_bytes()
+            return await read_stream(chunks) if self.settings.stream else decode_body(await read_body(chunks))
         finally:
             await response.aclose()
+
+    async def _look_at_headers(self, response: httpx2.Response) -> None:
+        """Called for every response, those that redirect too, before its body is read or its redirect followed.
+
+        Raises:
+            _StatusError: it has an error status.
+            EndpointError: it leads to another server.
+        """
+        self._has_answered, self._gone_since_s = True, None
+        if response.has_redirect_location:
+            _refuse_another_server(response, self.settings.endpoint.base_url)
+            # The transport would read the body, however long, before it follows.
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            await response.stream.aclose()
+            response.stream = httpx2.ByteStream(b"")
+        elif not response.is_success:
+            raise await _status_error(response)
 
     async def _attempt(self, request: ModelRequest, body: bytes, clock: PromptClock) -> ModelReply:
         """Send once, and read what comes back."""
         base_url = self.settings.endpoint.base_url
         try:
             data = await self._exchange(body)
-        except openai.APIStatusError as exc:
-            failure = HttpFailure(exc.status_code, exc.body, exc.response.text or exc.message, exc.response.headers)
-            if failure.status == 403 and self._has_succeeded:
-                # The key is good: it is this prompt that a filter or a firewall on the way does not let through.
-                raise RefusedError(f"{base_url} answered 403: {failure.said}") from exc
-            raise http_error(failure, base_url, self.settings.model) from exc
+        except _StatusError as exc:
+            failure = replace(exc.failure, sent=body, has_succeeded=self._has_succeeded)
+            raise http_error(failure, self.settings.endpoint, self.settings.model) from exc
         except (openai.APIConnectionError, aiohttp.ClientError, httpx2.HTTPError) as exc:
             # The package lets some of its transports' own errors through.
             raise _no_answer(base_url, exc.__cause__ or exc) from exc
@@ -174,7 +250,8 @@ class ModelClient:
         except ValueError as exc:
             raise AttemptError(f"{base_url}: {exc}") from exc
         if (error := error_in(data)) is not None:
-            raise http_error(_reported(error), base_url, self.settings.model)
+            failure = reported_failure(error, sent=body, has_succeeded=self._has_succeeded)
+            raise http_error(failure, self.settings.endpoint, self.settings.model)
         try:
             reply = read_reply(data, request)
         except ValueError as exc:
@@ -183,31 +260,83 @@ class ModelClient:
         self._gate.succeeded()
         if reason := refusal_reason(reply):
             clock.unanswered += reply.usage
-            raise RefusedError(reason)
+            raise RefusedError(reason, written_in(reply))
         if is_empty(reply):
             clock.unanswered += reply.usage
-            raise AttemptError("the model answered with neither text nor a tool call", final=RefusedError)
+            said = "the model answered with neither text nor a tool call"
+            raise AttemptError(said, final=RefusedError, written=written_in(reply))
         return reply
 
 
-def _reported(error: object) -> HttpFailure:
-    """An error that came with status 200, as one that came with its own; a provider that failed where it names none."""
-    body = error if isinstance(error, dict) else {"message": str(error)}
-    code = body.get("code")
-    status = code if isinstance(code, int) and 400 <= code < 600 else 502
-    return HttpFailure(status, {"error": body}, str(error))
+class _StatusError(Exception):
+    """The answer has an error status."""
+
+    def __init__(self, failure: HttpFailure) -> None:
+        super().__init__(f"status {failure.status}")
+        self.failure = failure
+
+
+async def _status_error(response: httpx2.Response) -> _StatusError:
+    """What an answer with an error status says, as far as it is read."""
+    data = bytearray()
+    # The status decides, however little can be read of what comes with it.
+    with suppress(TimeoutError, aiohttp.ClientError, httpx2.HTTPError):
+        async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
+            await read_error_body(response.aiter_bytes(), data)
+    try:
+        body = decode_body(bytes(data))
+    except ValueError:
+        body = None
+    if is_too_deep(body):
+        body = None
+    text = decode_text(bytes(data), response.charset_encoding).strip() or response.reason_phrase
+    return _StatusError(HttpFailure(response.status_code, body, text, response.headers, str(response.url)))
+
+
+def _refuse_another_server(response: httpx2.Response, base_url: str) -> None:
+    """Let no redirect take the prompts to a server that the user has not named.
+
+    It stops the run, as an address that does not exist does: every further request would be led away too, and only a
+    person knows whether the other server is to be trusted.
+
+    Raises:
+        EndpointError: it leads to another scheme, host or port.
+    """
+    try:
+        goal = response.url.join(response.headers["location"])
+    except httpx2.InvalidURL:
+        return  # the transport says what is wrong with it
+    if (goal.scheme, goal.host, goal.port) != (response.url.scheme, response.url.host, response.url.port):
+        raise EndpointError(
+            f"{base_url} redirects ({response.status_code}) to another server, {goal.scheme}://{goal.netloc.decode()}; "
+            f"nothing was sent there: if you mean that one, name it with --base_url, {THEN_AGAIN}"
+        )
 
 
 def _no_answer(base_url: str, cause: BaseException) -> AttemptError:
     """The endpoint was not reached, or broke off."""
     # aiohttp writes `ssl:default` for addresses without TLS too.
-    detail = str(cause).replace(" ssl:default", "") or type(cause).__name__
+    detail = " ".join(str(cause).replace(" ssl:default", "").split()) or type(cause).__name__
     error = AttemptError(f"no answer from {base_url}: {detail}")
     link: BaseException | None = cause
     while link is not None:
-        error.is_unreachable |= isinstance(link, aiohttp.ClientConnectorError | ConnectionRefusedError)
+        error.is_unreachable |= isinstance(link, UNREACHABLE)
         link = link.__cause__
     return error
+
+
+def in_words(seconds: float) -> str:
+    """`5 minutes`, `0.5 s`."""
+    return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:g} s"
+
+
+def written_in(reply: ModelReply) -> str:
+    """What a model wrote in a reply that becomes no turn, for a person who wants it all the same."""
+    message = reply.message
+    thought = f"<think>\n{message.reasoning}\n</think>" if message.reasoning else ""
+    calls = (f"{call.name}({call.arguments})" for call in message.tool_calls)
+    written = "\n".join(part for part in (thought, message.content, reply.refusal, *calls) if part)
+    return shortened(written, MAX_WRITTEN_CHARS) + ("…" if len(written) > MAX_WRITTEN_CHARS else "")
 
 
 def encode_request(request: ModelRequest) -> bytes:
@@ -223,7 +352,10 @@ def encode_request(request: ModelRequest) -> bytes:
 
 def _encoded(message: Message) -> bytes:
     if not message.encoded:
-        message.encoded = orjson.dumps(wire_message(message))
+        try:
+            message.encoded = orjson.dumps(wire_message(message))
+        except TypeError:  # what the endpoint wanted back is nested too deeply, or holds a number above 64 bits
+            message.encoded = orjson.dumps(wire_message(replace(message, echo={})))
     return message.encoded
 
 

@@ -19,6 +19,7 @@ from promptmill.endpoints import NO_KEY, Endpoint, endpoint_for
 from promptmill.errors import ConfigError
 from promptmill.flags import FLAG_BY_NAME, FLAGS, boolean, did_you_mean
 from promptmill.records import Message
+from promptmill.retry import Retry, read_retry
 from promptmill.secrets import secrets_in
 
 DEFAULT_SYSTEM_PROMPT = (
@@ -121,10 +122,18 @@ class RunConfig:
     """Requests at once at the endpoint: `adaptive`, `off`, or adaptive up to a number."""
     keep_no_reasoning: bool
     verbose: bool
+    grace_s: float
+    """Seconds that prompts in flight get to finish, once the command was told to stop."""
     log_prefix_chars: int
     model: ModelSettings
     agent: AgentSettings
     limits: Limits = Limits()
+    retry: Retry = Retry()
+    """Which of the samples that have ended are run again."""
+    accept_changes: bool = False
+    """Whether a resume may go on with another dataset, model or prompt than the run was started with."""
+    start_over: bool = False
+    """Whether a run of this name that exists is moved aside."""
     dry_run: int | None = None
     """How many drawn prompts to run, for an estimate; None for all that are owed."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -239,6 +248,7 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> RunC
         batch_size_given=options["batch_size"] is not None,
         model=model,
         agent=agent_settings(options),
+        retry=read_retry(options["retry"]),
         dry_run=options["dry_run"],
         limits=Limits(**{limit.name: options[limit.name] for limit in fields(Limits)}),
         secrets=secrets_in(environ, model.endpoint.api_key),
@@ -249,10 +259,13 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> RunC
 
 _SAME_NAME = (
     "num_workers", "max_samples", "distribution", "seed", "engine", "sandbox", "in_flight_limit",
-    "keep_no_reasoning", "verbose", "log_prefix_chars",
+    "keep_no_reasoning", "verbose", "grace_s", "log_prefix_chars", "accept_changes", "start_over",
 )  # fmt: skip
 _ONLY_TYPED = frozenset({"list_distributions", "config"})
-_NOT_KEPT = frozenset({"api_key", "resume", "verbose", "list_distributions", "config", "dry_run"})
+_NOT_KEPT = frozenset(
+    {"api_key", "resume", "verbose", "grace_s", "list_distributions", "config", "dry_run"}
+    | {"retry", "accept_changes", "start_over"}
+)
 """Secrets, and what belongs to one command rather than to the run."""
 
 

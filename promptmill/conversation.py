@@ -1,5 +1,6 @@
 """AIAgent: one conversation outside any batch, for scripts and for trying things."""
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -19,12 +20,15 @@ from promptmill.config import (
     prefill_from,
     reasoning_options,
 )
-from promptmill.errors import ConfigError, Outcome
+from promptmill.errors import ConfigError, Outcome, RunStoppedError
 from promptmill.exports.sharegpt import RowFacts, build_row
 from promptmill.local_model import served
+from promptmill.logs import masked_records
+from promptmill.preflight import toolsets_notes
 from promptmill.prices import Prices
-from promptmill.records import AgentResult, Sample
-from promptmill.secrets import Mask, secrets_in
+from promptmill.quirks import quirks_for
+from promptmill.records import AgentResult, Message, Sample, ToolCall
+from promptmill.secrets import Mask, mask_of, secrets_in
 from promptmill.shards import append_lines
 from toolsets.base import ToolContext, ToolsetError
 from toolsets.catalog import TOOLS, TOOLSETS, tools_in, unavailable
@@ -37,6 +41,9 @@ FAILED = Path("failed_trajectories.jsonl")
 
 class AIAgent:
     """An agent for single conversations. Each conversation gets a sandbox of its own.
+
+    Secrets that the runner holds (see `secrets`) are `***` in what it returns, tells, raises and saves. Its `notes` are
+    lines for a person: where tools run, which toolsets are left out, what the endpoint does otherwise than asked.
 
     Args:
         max_iterations: Most model calls of a conversation.
@@ -77,13 +84,16 @@ class AIAgent:
         if prefill_messages:
             self.agent = replace(self.agent, prefill_messages=prefill_from(prefill_messages, "prefill_messages"))
         self.save_trajectories = save_trajectories
-        self._mask = Mask(secrets_in(environment(), self.model.endpoint.api_key))
+        self._mask = mask_of(secrets_in(environment(), self.model.endpoint.api_key))
         self.observe: Callable[[str], None] = lambda line: observe(self._mask.text(line))
         try:
-            self.sandbox, self.sandbox_note = choose(decided["sandbox"])
+            self.sandbox, sandbox_note = choose(decided["sandbox"])
             self._offer = _offer(enabled_toolsets)
         except (ValueError, SandboxError) as exc:
             raise ConfigError(str(exc)) from exc
+        missing = unavailable(TOOLSETS) if enabled_toolsets is None else {}
+        quirks_notes = (note for quirk in quirks_for(self.model) for note in quirk.notes())
+        self.notes: tuple[str, ...] = (sandbox_note, *toolsets_notes(missing), *quirks_notes)
 
     async def run_conversation(self, prompt: str) -> AgentResult:
         """Hold one conversation, to its end; what went wrong in it is in the result.
@@ -93,6 +103,18 @@ class AIAgent:
             ConfigError: the embedded model cannot be served.
             SandboxError: the sandbox cannot be made.
         """
+        try:
+            with masked_records(self._mask):
+                result = _masked(await self._converse(prompt), self._mask)
+        except RunStoppedError as exc:
+            if self._mask.text(trace := "".join(traceback.format_exception(exc))) == trace:
+                raise
+            raise type(exc)(self._mask.text(str(exc))) from None
+        if self.save_trajectories:
+            self._save(prompt, result)
+        return result
+
+    async def _converse(self, prompt: str) -> AgentResult:
         async with AsyncExitStack() as stack:
             serving = served(self.model, parallel=1, environ=environment(), note=self.observe)
             model = await stack.enter_async_context(serving)
@@ -103,16 +125,42 @@ class AIAgent:
             await sandbox.start()
             price = Prices(model).priced
             agent = Agent(client, self.agent, self._offer, ToolContext(sandbox), self.observe, price)
-            result = await agent.run(prompt)
-        if self.save_trajectories:
-            self._save(prompt, result)
-        return result
+            return await agent.run(prompt)
 
     def _save(self, prompt: str, result: AgentResult) -> None:
         facts = RowFacts(0, self.model.model, 0, tuple(TOOLS), datetime.now())
         row = build_row(result, Sample(index=0, prompt=prompt, content_hash=""), facts)
         path = SUCCESSFUL if result.outcome is Outcome.COMPLETED else FAILED
         append_lines(Path.cwd() / path, [self._mask.json_bytes(orjson.dumps(row))])
+
+
+def _masked(result: AgentResult, mask: Mask) -> AgentResult:
+    """A result without secrets, wherever a model, a tool or an endpoint may have written one."""
+    return replace(
+        result,
+        messages=[_masked_message(message, mask) for message in result.messages],
+        tool_tallies={mask.text(name): tally for name, tally in result.tool_tallies.items()},
+        unknown_tools=tuple(map(mask.text, result.unknown_tools)),
+        repaired_tools=tuple(map(mask.text, result.repaired_tools)),
+        error=mask.text(result.error),
+    )
+
+
+def _masked_message(message: Message, mask: Mask) -> Message:
+    calls = [
+        ToolCall(mask.text(call.id), mask.text(call.name), mask.value(call.arguments), mask.text(call.written))
+        for call in message.tool_calls
+    ]
+    return replace(
+        message,
+        content=mask.value(message.content),
+        reasoning=mask.text(message.reasoning),
+        tool_calls=tuple(calls),
+        tool_call_id=mask.text(message.tool_call_id),
+        name=mask.text(message.name),
+        echo=mask.value(message.echo),
+        encoded=b"",  # as it was sent, secrets and all
+    )
 
 
 def _offer(toolsets: Sequence[str] | None) -> ToolOffer:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -20,6 +20,10 @@ from promptmill.records import Sample
 BOM = b"\xef\xbb\xbf"
 HASH_BYTES = 16
 MAX_NOTED_CWDS = 1000
+MAX_COUNTED_BYTES = 1 << 30
+"""How much of a file is read to count the lines that `max_samples` leaves out."""
+MAX_NOTED_LINES = 10_000
+"""How many of the lines that are no samples are remembered one by one."""
 JSON_ARRAY = "a JSON array, not an object"
 OWN_COLUMNS = frozenset({"prompt", "image", "docker_image", "cwd"})
 
@@ -41,6 +45,13 @@ class Dataset:
     fingerprint: str = ""
     """SHA-256 of what was read: the whole file, or up to the last sample that `max_samples` asked for."""
     skipped: list[SkippedLine] = field(default_factory=list)
+    """Lines that are no samples; the first ten thousand of them."""
+    invalid: int = 0
+    """How many lines are no samples."""
+    not_selected: int = 0
+    """Lines after the last sample that `max_samples` asked for; whether they are samples was not looked at."""
+    uncounted_bytes: int = 0
+    """What is left of the file where it was too large to count all such lines."""
     first_line_by_cwd: dict[str, int] = field(default_factory=dict)
     """Where each `cwd` is first named; the first thousand of them."""
     _descriptor: int = -1
@@ -51,10 +62,13 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._occurrences)
 
-    def identity(self, index: int) -> tuple[bytes, int]:
-        """Content hash (16 bytes) and occurrence of one sample."""
-        start = index * HASH_BYTES
-        return bytes(self._hashes[start : start + HASH_BYTES]), self._occurrences[index]
+    def content_hash(self, index: int) -> bytes:
+        """Content hash (16 bytes) of one sample."""
+        return bytes(self._hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES])
+
+    def key(self, index: int) -> bytes:
+        """What one sample is known by, see `identity_key`."""
+        return identity_key(self.content_hash(index), self._occurrences[index])
 
     def sample(self, index: int, attempt: int = 1) -> Sample:
         """Read one sample.
@@ -62,7 +76,7 @@ class Dataset:
         Raises:
             RunStoppedError: the file no longer holds what was scanned.
         """
-        content_hash, occurrence = self.identity(index)
+        content_hash, occurrence = self.content_hash(index), self._occurrences[index]
         line = os.pread(self._descriptor, self._offsets[2 * index + 1], self._offsets[2 * index])
         try:
             row = _decode(line)
@@ -84,6 +98,12 @@ class Dataset:
             extra_json=orjson.dumps(extra).decode(),
             attempt=attempt,
         )
+
+    def skip(self, line_number: int, reason: str) -> None:
+        """Count a line that is no sample."""
+        self.invalid += 1
+        if len(self.skipped) < MAX_NOTED_LINES:
+            self.skipped.append(SkippedLine(line_number, reason))
 
     def note_cwd(self, cwd: str, line_number: int) -> None:
         """Remember where a working folder is first named."""
@@ -107,7 +127,7 @@ def scan_dataset(
 
     Args:
         path: A regular file; it is read again later.
-        max_samples: Stop after that many samples; the rest of the file is not read.
+        max_samples: Stop after that many samples; of the rest of the file, lines are counted.
         advance: Told the number of bytes of each line, for a progress bar.
 
     Raises:
@@ -134,6 +154,11 @@ def scan_dataset(
     return dataset
 
 
+def identity_key(content_hash: bytes, occurrence: int) -> bytes:
+    """What a sample is known by, as one short key: its hash and, for a repeated one, which of them it is."""
+    return content_hash + occurrence.to_bytes(4, "big") if occurrence else content_hash
+
+
 def _scan_lines(dataset: Dataset, max_samples: int | None, advance: Callable[[int], None]) -> None:
     seen: dict[bytes, int] = {}
     fingerprint = sha256()
@@ -146,7 +171,7 @@ def _scan_lines(dataset: Dataset, max_samples: int | None, advance: Callable[[in
                 row = _decode(line)
                 content_hash = None if row is None else _hash(row)
             except ValueError as exc:
-                dataset.skipped.append(SkippedLine(number, str(exc)))
+                dataset.skip(number, str(exc))
             if row is not None and content_hash is not None:
                 dataset.note_cwd(row.get("cwd") or "", number)
                 occurrence = seen.get(content_hash, 0)
@@ -158,7 +183,21 @@ def _scan_lines(dataset: Dataset, max_samples: int | None, advance: Callable[[in
             advance(len(line))
             if max_samples is not None and len(dataset) >= max_samples:
                 break
+        dataset.not_selected, dataset.uncounted_bytes = _count_rest(file, advance)
     dataset.fingerprint = fingerprint.hexdigest()
+
+
+def _count_rest(file: BinaryIO, advance: Callable[[int], None]) -> tuple[int, int]:
+    """Lines that are not blank in the rest of a file, as far as they are cheap to count, and the bytes after that."""
+    size = os.fstat(file.fileno()).st_size
+    start = offset = file.tell()
+    lines, is_new_line = 0, True
+    while offset - start < MAX_COUNTED_BYTES and (piece := file.readline(1 << 20)):
+        lines += is_new_line and not piece.isspace()
+        is_new_line = piece.endswith(b"\n")
+        offset += len(piece)
+        advance(len(piece))
+    return lines, max(0, size - offset)
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """A deadline that stands still while one waits for something that is not one's own fault."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,6 +17,8 @@ class PromptClock:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._timeout = asyncio.timeout(timeout_s)
+        self._paused_left_s: float | None = None
+        """What is left while it stands still."""
         self.unanswered = Usage()
         """Of replies that became no turn (empty, refused): they were billed too."""
 
@@ -33,6 +36,14 @@ class PromptClock:
         """Whether the deadline has passed."""
         return self._timeout.expired()
 
+    @property
+    def left_s(self) -> float:
+        """Seconds of its own time that are left; infinite without a deadline."""
+        if self._paused_left_s is not None:
+            return self._paused_left_s
+        when = self._timeout.when()
+        return math.inf if when is None else max(0.0, when - asyncio.get_running_loop().time())
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stand still for the block, and put the deadline off by what it took."""
@@ -41,10 +52,11 @@ class PromptClock:
             yield
             return
         loop = asyncio.get_running_loop()
-        left_s = when - loop.time()
+        self._paused_left_s = left_s = when - loop.time()
         self._timeout.reschedule(None)
         try:
             yield
         finally:
+            self._paused_left_s = None
             if not self._timeout.expired():
                 self._timeout.reschedule(loop.time() + left_s)

@@ -19,7 +19,7 @@ from promptmill.escaping import escaped
 from promptmill.flags import Flag, help_text, normalise_argv
 from promptmill.logs import log_to_stderr
 from promptmill.resources import raise_descriptor_limit
-from promptmill.secrets import Mask, secrets_in
+from promptmill.secrets import remember, remembered_mask, secrets_in, secrets_typed
 
 DONE, INCOMPLETE, BAD_USAGE = 0, 1, 2
 """Exit codes; 130 and 143 stand for SIGINT and SIGTERM."""
@@ -39,6 +39,7 @@ def open_door(main: Callable[..., None], argv: Sequence[str], flags: Sequence[Fl
         SystemExit: with 2 for an unknown flag, a stray word or a refused value, before `main` is called.
     """
     open_closed_streams()
+    remember(secrets_typed(argv))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # What a model wrote may not fit the terminal's encoding, and must not end the command.
@@ -90,6 +91,7 @@ def print_answer(text: str) -> None:
 
 def complain(exc: Exception, code: int) -> int:
     """Print an error to stderr, safe for a terminal and without secrets, and pass the exit code on."""
-    text = Mask(secrets_in(environment())).text(f"error: {exc}")
+    remember(secrets_in(environment()))
+    text = remembered_mask().text(f"error: {exc}")
     print("\n".join(escaped(line) for line in text.split("\n")), file=sys.stderr, flush=True)
     return code

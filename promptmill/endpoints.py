@@ -65,6 +65,8 @@ def endpoint_for(base_url: str, api_key: str, environ: Mapping[str, str]) -> End
     variable = key_variable(host)
     key = environ.get(variable, "").strip() if url.scheme == "https" or is_private(host) else ""
     if not key and not is_private(host):
+        if url.scheme != "https" and environ.get(variable, "").strip():
+            raise ConfigError(f"{variable} is not sent to {host} unencrypted: write --base_url=https://…")
         hint = "" if url.scheme == "https" else " and an https:// address"
         raise ConfigError(f"no key for {host}: set {variable} in the environment{hint}, or give --api_key")
     return Endpoint(base_url.rstrip("/"), _checked_key(variable, key) if key else NO_KEY)
@@ -88,6 +90,8 @@ def _checked_url(base_url: str) -> SplitResult:
         raise ConfigError(f"--base_url={base_url} is no address; e.g. --base_url=http://127.0.0.1:8000/v1")
     if url.username or url.password:
         raise ConfigError("--base_url must not contain a user or password; give --api_key instead")
+    if url.path.rstrip("/").endswith("/chat/completions"):
+        raise ConfigError(f"--base_url={base_url}: leave out /chat/completions, which is added to it")
     if url.query or url.fragment:
         # It would be kept in `run.json`, and is where some gateways want a key.
         raise ConfigError("--base_url must end with its path, without ? or #; give a key as --api_key")

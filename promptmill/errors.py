@@ -60,6 +60,11 @@ class EngineError(RunStoppedError):
 class ModelError(PromptmillError):
     """One model call failed for good."""
 
+    def __init__(self, message: str, written: str = "") -> None:
+        super().__init__(message)
+        self.written = written
+        """What the model wrote all the same: paid for, and no turn of the conversation."""
+
 
 class TransientModelError(ModelError):
     """Provider or network, past all retries."""
@@ -86,7 +91,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     FAILED_TRANSIENT = "failed_transient"
     FAILED_PERMANENT = "failed_permanent"
-    PENDING = "pending"
+    INTERRUPTED = "interrupted"
+    """Broken off after it had called the model: what it cost is kept, and its sample is pending."""
 
 
 class Destination(StrEnum):
@@ -95,7 +101,6 @@ class Destination(StrEnum):
     SHARD = "shard"
     DISCARDED = "discarded"
     FAILED = "failed"
-    NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +110,17 @@ class OutcomePolicy:
     destination: Destination
     done: bool
     """Whether a resume leaves the sample alone."""
+    is_failure: bool = False
+    """Whether the sample has ended without a row to train on."""
 
 
 OUTCOME_POLICY = {
     Outcome.COMPLETED: OutcomePolicy(Destination.SHARD, done=True),
     Outcome.PARTIAL: OutcomePolicy(Destination.SHARD, done=True),
     Outcome.DISCARDED: OutcomePolicy(Destination.DISCARDED, done=True),
-    Outcome.REFUSED: OutcomePolicy(Destination.FAILED, done=False),
-    Outcome.FAILED_TRANSIENT: OutcomePolicy(Destination.FAILED, done=False),
-    Outcome.FAILED_PERMANENT: OutcomePolicy(Destination.FAILED, done=False),
-    Outcome.PENDING: OutcomePolicy(Destination.NOWHERE, done=False),
+    Outcome.REFUSED: OutcomePolicy(Destination.FAILED, done=False, is_failure=True),
+    Outcome.FAILED_TRANSIENT: OutcomePolicy(Destination.FAILED, done=False, is_failure=True),
+    Outcome.FAILED_PERMANENT: OutcomePolicy(Destination.FAILED, done=False, is_failure=True),
+    Outcome.INTERRUPTED: OutcomePolicy(Destination.FAILED, done=False),
 }
 """The one table that decides; a row filtered at the merge stays in its shard, so filtering is no outcome here."""

@@ -13,6 +13,11 @@ from promptmill.rows import summarise
 from promptmill.secrets import mask_of
 from toolsets.catalog import TOOLS
 
+ROW_SETTINGS = (
+    "distribution", "max_turns", "max_tokens", "temperature", "top_p", "reasoning_effort", "reasoning_disabled",
+)  # fmt: skip
+"""Options that a row records; its model, its seed and its system prompt stand in the row themselves."""
+
 
 def unstarted(config: RunConfig, sample: Sample, stop_reason: str = "not_started", error: str = "") -> AgentResult:
     """A transient failure of a sample whose conversation never began or was lost with its worker."""
@@ -26,7 +31,10 @@ def unstarted(config: RunConfig, sample: Sample, stop_reason: str = "not_started
 
 def finished_sample(config: RunConfig, result: AgentResult, sample: Sample, batch_number: int) -> SampleResult:
     """Build and encode the row, secrets masked. A row without any reasoning is marked as discarded, unless kept."""
-    facts = RowFacts(batch_number, config.model.model, config.seed, tuple(TOOLS), datetime.now())
+    settings = {
+        name: config.options[name] for name in ROW_SETTINGS if config.options.get(name) not in (None, "", False)
+    }
+    facts = RowFacts(batch_number, config.model.model, config.seed, tuple(TOOLS), datetime.now(), settings)
     row = build_row(result, sample, facts)
     if result.outcome in (Outcome.COMPLETED, Outcome.PARTIAL) and not (
         row["reasoning_turns"] or config.keep_no_reasoning

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from promptmill.errors import ConfigError
+from promptmill.retry import parse_retry
 
 TRUE_WORDS = frozenset({"true", "yes", "1", "on"})
 FALSE_WORDS = frozenset({"false", "no", "0", "off"})
@@ -194,6 +195,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("max_turns", RUN, 10, integer(1, 100_000), "Most model calls per prompt", placeholder="N"),
     Flag("num_workers", RUN, 4, integer(1, 100_000), "Batches in flight at once", placeholder="N"),
     Flag("resume", RUN, False, boolean, "Go on with an interrupted run: only what is not done yet is run", placeholder=""),
+    Flag("retry", RUN, "failed", parse_retry, "With --resume, which ended prompts are run again: failed, partial, discarded, filtered, ids:3,10-19 (prompt indices), or none; the new row takes the old one's place", placeholder="WORDS"),
+    Flag("accept_changes", RUN, False, boolean, "With --resume, go on although the dataset, the model, a prompt or a sampling setting is another than before", placeholder=""),
+    Flag("start_over", RUN, False, boolean, "Begin anew; a run of this name that exists is moved aside, not deleted", placeholder=""),
     Flag("max_samples", RUN, None, count_or_all, "Only the first N valid rows of the dataset", "all", "N"),
     Flag("seed", RUN, 0, integer(0, 2**63 - 1), "Seed of each prompt's toolset draw", placeholder="N"),
     Flag("output_dir", RUN, "data", text, "Folder that holds the run folders", placeholder="DIR"),
@@ -201,6 +205,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("engine", RUN, "processes", text, "Where workers run: processes, or inline (all in this one)", placeholder="NAME"),
     Flag("sandbox", RUN, "auto", text, "Where tools run: bubblewrap, local, or auto (bubblewrap where it works, else local)", placeholder="NAME"),
     Flag("verbose", RUN, False, boolean, "Show each turn while it happens", placeholder=""),
+    Flag("grace_s", RUN, 20.0, decimal(0, 1e7), "Seconds that prompts in flight get to finish after a first Ctrl-C or kill; a second one leaves at once", "20", "X"),
     Flag("list_distributions", RUN, False, boolean, "Show all toolset distributions, and end", placeholder=""),
     Flag("config", RUN, "", text, "TOML or YAML file, or a former run's run.json, with the same names; the command line wins", "", "FILE"),
     Flag("model", MODEL, "anthropic/claude-sonnet-4.6", text, "Model to use; `local` is a small demonstration model on this machine, `local:FILE.gguf` any GGUF file"),
@@ -260,7 +265,9 @@ def normalise_argv(argv: Sequence[str], flags: Mapping[str, Flag] = FLAG_BY_NAME
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
-            raise ConfigError(f"{word!r} is not a flag; write --name=value (see --help){_stray_hint(word, given)}")
+            # What stands after `--api_key=` and a slip of the finger is a key, and not to be shown.
+            shown = "a word after --api_key" if given and next(reversed(given)) == "api_key" else repr(word)
+            raise ConfigError(f"{shown} is not a flag; write --name=value (see --help){_stray_hint(word, given)}")
         typed, equals, value = word[2:].partition("=")
         name = typed.replace("-", "_")
         if name not in flags:

@@ -1,20 +1,22 @@
 """The pieces of a streamed chat completion -> the body that it has without streaming.
 
-Servers differ in how they send the pieces of tool calls, and all of this is met with: positions that are missing or
-always 0; ids that are repeated in each piece, new in each piece, missing or empty; the name in each piece or in
-several; arguments as an object; a whole call, or all calls, in one piece.
+Each piece is taken once: what has grown so far is never copied for the next one.
 
 Source: https://platform.openai.com/docs/api-reference/chat-streaming,
 https://openrouter.ai/docs/use-cases/reasoning-tokens (pieces of `reasoning_details`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
+from promptmill.joined_calls import JoinedCalls
+from promptmill.reasoning import DETAIL_FIELDS
+from promptmill.replies import TOO_DEEP, is_too_deep
+from promptmill.tool_calls import word
 
 _DETAIL_TEXTS = ("text", "summary", "data", "thinking", "content")
 """Fields of a reasoning detail that grow piece by piece; the others, the signature among them, come once."""
+_PART_TEXTS = ("text", "thinking", "reasoning")
 
 
 class JoinedCompletion:
@@ -28,10 +30,16 @@ class JoinedCompletion:
         self._fields: dict[str, Any] = {}
         self._choice: dict[str, Any] = {}
         self._message = JoinedMessage()
-        self._has_choice = False
+        self._has_message = False
 
     def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take a chunk."""
+        """Take a chunk. Raises ValueError where it is nested too deeply."""
+        try:
+            self._add(chunk)
+        except RecursionError as exc:
+            raise ValueError(TOO_DEEP) from exc
+
+    def _add(self, chunk: Mapping[str, Any]) -> None:
         for name, value in chunk.items():
             if name not in ("choices", "object") and (value is not None or name not in self._fields):
                 self._fields[name] = value
@@ -40,127 +48,191 @@ class JoinedCompletion:
             self._fields.setdefault("error", dict(chunk))
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict) and not choice.get("index"):
+            if isinstance(choice, dict) and not (isinstance(index := choice.get("index"), int) and index):
                 self._add_choice(choice)
 
     def _add_choice(self, choice: Mapping[str, Any]) -> None:
-        delta = choice.get("delta")
+        delta, message = choice.get("delta"), choice.get("message")
         if isinstance(delta, dict):
             self._message.add(delta)
-        elif isinstance(choice.get("message"), dict) and self._message.is_empty:
-            self._message.add(choice["message"])
-        self._has_choice = True
+        elif isinstance(message, dict) and self._message.is_empty:
+            self._message.add(message)
+        self._has_message |= isinstance(delta, dict) or isinstance(message, dict)
         for name, value in choice.items():
             if name not in ("delta", "message", "index") and value not in (None, ""):
                 self._choice[name] = value
         self.is_finished |= bool(choice.get("finish_reason"))
 
     def body(self) -> dict[str, Any]:
-        """What has come, as a body that was not streamed."""
-        choice = {"index": 0, "message": self._message.message(), "finish_reason": None} | self._choice
-        return self._fields | {"object": "chat.completion", "choices": [choice] if self._has_choice else []}
+        """What has come, as a body that was not streamed. Raises ValueError where it is nested too deeply."""
+        try:
+            message = self._message.message()
+        except RecursionError as exc:
+            raise ValueError(TOO_DEEP) from exc
+        choice = {"index": 0, "message": message, "finish_reason": None} | self._choice
+        body = self._fields | {"object": "chat.completion", "choices": [choice] if self._has_message else []}
+        if is_too_deep(body):
+            raise ValueError(TOO_DEEP)
+        return body
 
 
 class JoinedMessage:
     """A message that grows delta by delta."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
+        self.is_empty = True
+        """Whether nothing but a role has come."""
         self._fields: dict[str, Any] = {}
         self._content: list[Any] = []
+        self._beginnings: set[int] = set()
+        """Places in the content of parts that came together with one before them, and so are no more of it."""
         self._calls = JoinedCalls()
-        self._details: list[dict[str, Any]] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing but a role has come."""
-        return not (self._texts or self._fields or any(self._content) or self._calls.entries or self._details)
+        self._details: dict[str, JoinedDetails] = {}
 
     def add(self, delta: Mapping[str, Any]) -> None:
         """Take a delta."""
         for name, value in delta.items():
             if name == "role" or value is None:
                 continue
+            self.is_empty = self.is_empty and not value
             if name == "content":
-                self._content += value if isinstance(value, list) else [value]
+                pieces = value if isinstance(value, list) else [value]
+                self._beginnings.update(range(len(self._content) + 1, len(self._content) + len(pieces)))
+                self._content += pieces
             elif name == "tool_calls":
                 self._calls.add(value if isinstance(value, list) else [value])
-            elif name == "reasoning_details" and isinstance(value, list):
-                for piece in value:
-                    _add_detail(self._details, piece)
-            elif isinstance(value, str):
-                self._texts.setdefault(name, []).append(value)
+            elif name in DETAIL_FIELDS and isinstance(value, list):
+                self._details.setdefault(name, JoinedDetails()).add(value)
             else:
                 self._fields[name] = _grown(self._fields.get(name), value)
 
     def message(self) -> dict[str, Any]:
         """What has come, as a message."""
-        message: dict[str, Any] = {"role": "assistant", "content": _joined_content(self._content), **self._fields}
-        message |= {name: "".join(pieces) for name, pieces in self._texts.items()}
-        if self._details:
-            message["reasoning_details"] = self._details
-        if self._calls.entries:
-            message["tool_calls"] = self._calls.entries
+        message: dict[str, Any] = {"role": "assistant", "content": _joined_content(self._content, self._beginnings)}
+        message |= {name: _settled(value) for name, value in self._fields.items()}
+        message |= {name: details.entries() for name, details in self._details.items()}
+        if calls := self._calls.entries():
+            message["tool_calls"] = calls
         return message
 
 
+class _Text:
+    """A text that grows piece by piece."""
+
+    def __init__(self, piece: str) -> None:
+        self.pieces = [piece]
+
+
 def _grown(known: Any, piece: Any) -> Any:
-    """A field with one more piece: texts and lists are continued, mappings too, other values replaced."""
-    if isinstance(known, str) and isinstance(piece, str):
-        return known + piece
-    if isinstance(known, list) and isinstance(piece, list):
-        return known + piece
-    if isinstance(known, dict) and isinstance(piece, dict):
-        return known | {name: _grown(known.get(name), value) for name, value in piece.items() if value is not None}
+    """A field with one more piece: texts, lists and mappings are continued, other values replaced."""
+    if isinstance(piece, str):
+        if not isinstance(known, _Text):
+            return _Text(piece)
+        known.pieces.append(piece)
+        return known
+    if isinstance(piece, list):
+        known = known if isinstance(known, list) else []
+        known += piece
+        return known
+    if isinstance(piece, dict):
+        known = known if isinstance(known, dict) else {}
+        for name, value in piece.items():
+            if value is not None or name not in known:
+                known[name] = _grown(known.get(name), value)
+        return known
     return piece
 
 
-def _joined_content(pieces: Iterable[Any]) -> Any:
+def _settled(value: Any) -> Any:
+    """A field that grows no more."""
+    if isinstance(value, _Text):
+        return "".join(value.pieces)
+    return {name: _settled(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _joined_content(pieces: Sequence[Any], beginnings: Collection[int] = ()) -> Any:
     """Content from its pieces: a text, a list of parts where any piece was one, or None where nothing came."""
-    pieces = list(pieces)
     if all(isinstance(piece, str) for piece in pieces):
         return "".join(pieces) if pieces else None
     parts: list[Any] = []
-    for piece in pieces:
+    for place, piece in enumerate(pieces):
         part = {"type": "text", "text": piece} if isinstance(piece, str) else piece
         last = parts[-1] if parts else None
-        if isinstance(part, dict) and isinstance(last, dict) and _continues(last, part):
-            parts[-1] = {name: _continued(name, last.get(name), part.get(name)) for name in last | part}
+        may_go_on = isinstance(part, dict) and place not in beginnings
+        if may_go_on and isinstance(last, _Part) and last.goes_on_with(part):
+            last.add(part)
         elif piece != "":
-            parts.append(part)
-    return parts
+            parts.append(_Part(part) if isinstance(part, dict) else part)
+    return [part.joined() if isinstance(part, _Part) else part for part in parts]
 
 
-def _continues(last: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
-    """Whether a part is more of the last one: of its kind, which then was text, and not signed off yet."""
-    is_text = part.get("type") in ("text", "thinking", "reasoning")
-    return is_text and last.get("type") == part.get("type") and not last.get("signature")
+class _Part:
+    """A part of the content that grows piece by piece."""
+
+    def __init__(self, part: Mapping[str, Any]) -> None:
+        self._fields: dict[str, Any] = {}
+        self._texts: dict[str, list[Any]] = {}
+        for name, value in part.items():
+            if name in _PART_TEXTS and value is not None:
+                self._texts[name] = [value]
+            self._fields[name] = value
+
+    def goes_on_with(self, part: Mapping[str, Any]) -> bool:
+        """Whether a part is more of this one: of its kind, which then is text, and this is not signed off yet."""
+        is_text = part.get("type") in ("text", "thinking", "reasoning")
+        is_text = is_text and all(isinstance(part.get(name), str | list | None) for name in _PART_TEXTS)
+        return is_text and self._fields.get("type") == part.get("type") and not self._fields.get("signature")
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        for name, value in part.items():
+            if name in _PART_TEXTS and value is not None:
+                self._texts.setdefault(name, []).append(value)
+            if value is not None or name not in self._fields:
+                self._fields[name] = value
+
+    def joined(self) -> dict[str, Any]:
+        return self._fields | {name: _joined_values(values) for name, values in self._texts.items()}
 
 
-def _continued(name: str, known: Any, piece: Any) -> Any:
-    if name in ("text", "thinking", "reasoning") and known is not None and piece is not None:
-        return _joined_content([*_as_list(known), *_as_list(piece)])
-    return known if piece is None else piece
+def _joined_values(values: list[Any]) -> Any:
+    if len(values) == 1:
+        return values[0]
+    return _joined_content([piece for value in values for piece in (value if isinstance(value, list) else [value])])
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+class JoinedDetails:
+    """Reasoning details that grow piece by piece. A signature ends one; what is encrypted is one piece."""
 
+    def __init__(self) -> None:
+        self._details: list[dict[str, Any]] = []
+        self._by_place: dict[tuple[str, Any], dict[str, Any]] = {}
+        """By type and index, the last that has both."""
 
-def _add_detail(details: list[dict[str, Any]], piece: Any) -> None:
-    """Continue a reasoning detail, or begin one. A signature ends it; what is encrypted is one piece."""
-    if not isinstance(piece, dict):
-        return
-    candidates = reversed(details[-1:] if piece.get("index") is None else details)
-    known = next((detail for detail in candidates if _is_more_of(detail, piece)), None)
-    if known is None:
-        details.append(dict(piece))
-        return
-    for name, value in piece.items():
-        if name in _DETAIL_TEXTS and isinstance(value, str) and isinstance(known.get(name), str):
-            known[name] += value
-        elif value is not None:
-            known[name] = value
+    def add(self, pieces: Iterable[Any]) -> None:
+        """Take the pieces of one delta."""
+        latest = self._details[-1] if self._details else None
+        for piece in pieces:
+            if isinstance(piece, dict):
+                self._add(piece, latest)
+                latest = None  # several that came together are several, where they do not say their places
+
+    def _add(self, piece: Mapping[str, Any], latest: dict[str, Any] | None) -> None:
+        place = (word(piece.get("type")), piece.get("index"))
+        known = self._by_place.get(place) if isinstance(place[1], int) else latest
+        if known is None or not _is_more_of(known, piece):
+            known = {}
+            self._details.append(known)
+        if isinstance(place[1], int):
+            self._by_place[place] = known
+        for name, value in piece.items():
+            if name in _DETAIL_TEXTS and isinstance(value, str):
+                known[name] = _grown(known.get(name), value)
+            elif value is not None or name not in known:
+                known[name] = value
+
+    def entries(self) -> list[dict[str, Any]]:
+        """As in a message that was not streamed."""
+        return [_settled(detail) for detail in self._details]
 
 
 def _is_more_of(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
@@ -172,88 +244,3 @@ def _is_more_of(detail: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
         return False
     has_text = any(piece.get(name) for name in _DETAIL_TEXTS)
     return not (detail.get("signature") and has_text)
-
-
-class JoinedCalls:
-    """Tool calls that grow piece by piece."""
-
-    def __init__(self) -> None:
-        self.entries: list[dict[str, Any]] = []
-        """As in a message that was not streamed."""
-        self._by_index: dict[int, dict[str, Any]] = {}
-
-    def add(self, pieces: Iterable[Any]) -> None:
-        """Take the pieces of one delta."""
-        for piece in pieces:
-            if isinstance(piece, dict):
-                self._add(piece)
-
-    def _add(self, piece: Mapping[str, Any]) -> None:
-        function = piece.get("function")
-        function = function if isinstance(function, dict) else piece
-        index = piece.get("index")
-        known = self._known(piece, function, index)
-        if known is None:
-            known = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-            self.entries.append(known)
-        if isinstance(index, int):
-            self._by_index[index] = known
-        self._grow(known, piece, function)
-
-    def _known(self, piece: Mapping[str, Any], function: Mapping[str, Any], index: object) -> dict[str, Any] | None:
-        """The call that a piece belongs to; None where it begins one."""
-        call_id = piece.get("id")
-        last = self.entries[-1] if self.entries else None
-        same_id = next((entry for entry in self.entries if call_id and entry["id"] == call_id), None)
-        same_place = self._by_index.get(index) if isinstance(index, int) else None
-        if not function.get("name"):
-            # A piece without a name continues the call of its id or place, else whatever was last.
-            return same_id or same_place or (last if function.get("arguments") or not call_id else None)
-        if same_place is None and isinstance(index, int):
-            return None
-        known = same_place or same_id
-        if known is None:
-            return last if last is not None and not last["function"]["name"] else None
-        return None if _begins_another(known, call_id, function) else known
-
-    def _grow(self, entry: dict[str, Any], piece: Mapping[str, Any], function: Mapping[str, Any]) -> None:
-        for name, value in piece.items():
-            if name not in ("index", "id", "type", "function", "name", "arguments") and value is not None:
-                entry[name] = value
-        entry["id"] = entry["id"] or piece.get("id")
-        entry["type"] = piece.get("type") or entry["type"]
-        joined = entry["function"]
-        name = str(function.get("name") or "")
-        if name != joined["name"] and not joined["arguments"]:
-            joined["name"] += name
-        arguments = function.get("arguments")
-        if name and _is_repeat(joined, function):
-            return
-        if isinstance(arguments, str):
-            joined["arguments"] += arguments
-        elif arguments is not None:
-            joined["arguments"] = orjson.dumps(arguments).decode()
-
-
-def _begins_another(known: Mapping[str, Any], call_id: object, function: Mapping[str, Any]) -> bool:
-    """Whether a piece with a name, though it has the place of a known call, is another call."""
-    if call_id and known["id"] and call_id != known["id"]:
-        return True
-    joined, arguments = known["function"], function.get("arguments")
-    if not _is_object(joined["arguments"]) or not arguments:
-        return False
-    begins = isinstance(arguments, dict) or str(arguments).lstrip().startswith("{")
-    return begins and not _is_repeat(joined, function)
-
-
-def _is_repeat(joined: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
-    """Whether a piece is a whole call once more, as some servers send at the end."""
-    same = joined["name"] == function.get("name") and joined["arguments"] == function.get("arguments")
-    return same and _is_object(joined["arguments"])
-
-
-def _is_object(arguments: str) -> bool:
-    try:
-        return isinstance(orjson.loads(arguments), dict)
-    except orjson.JSONDecodeError:
-        return False

@@ -15,6 +15,8 @@ So an endpoint with a fixed limit refuses about one request in two hundred, and 
 percent of what it takes; halving on each refusal would average three quarters.
 
 `Gate` is one worker's share of it: its conversations wait there, and it tells the controller how they fare.
+`LimitKeeper` hands the shares out. Where there is less than one request for each worker, the shares are 0, and a worker
+in which a conversation waits is given turns, one for each request, by whose end they are free for the next worker.
 """
 
 import asyncio
@@ -93,6 +95,10 @@ class GateReport:
     refused_generations: tuple[int, ...]
     """One entry per refusal: the generation the request was sent under."""
     in_flight: int
+    waiting: int = 0
+    """Conversations that wait for their turn."""
+    number: int = 0
+    """Of the newest order that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,10 @@ class GateOrder:
     share: int
     """How many requests it may have in flight."""
     generation: int
+    turns: int = 0
+    """How many more may be sent now, beyond the share."""
+    number: int = 0
+    """Counts the orders after which the controller must hear from the gate before it knows what is in flight there."""
 
 
 class Gate:
@@ -118,8 +128,11 @@ class Gate:
 
     def obey(self, order: GateOrder) -> None:
         """Take another share. What is in flight beyond it is not called back."""
+        is_numbered = order.number > self._order.number
         self._order = order
-        self._let_in()
+        self._let_in(order.turns)
+        if is_numbered:
+            self._send_report()
 
     async def enter(self) -> int:
         """Wait for a place; returns the generation to report a refusal with. Every `enter` needs its `leave`."""
@@ -128,6 +141,8 @@ class Gate:
             return self._order.generation
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        if not self._order.share:
+            self._send_report()
         try:
             await turn
         except asyncio.CancelledError:
@@ -140,11 +155,15 @@ class Gate:
         """Give the place to the next who waits."""
         self._in_flight -= 1
         self._let_in()
+        if not self._order.share:
+            self._send_report()
 
-    def _let_in(self) -> None:
-        while self._waiting and self._in_flight < self._order.share:
+    def _let_in(self, turns: int = 0) -> None:
+        room = max(self._order.share - self._in_flight, turns)
+        while self._waiting and room > 0:
             turn = self._waiting.popleft()
             if not turn.done():
+                room -= 1
                 self._in_flight += 1
                 turn.set_result(None)
 
@@ -163,7 +182,9 @@ class Gate:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
-        report = GateReport(self._successes, tuple(self._refused), self._in_flight if others is None else others)
+        in_flight = self._in_flight if others is None else others
+        waiting = sum(not turn.done() for turn in self._waiting)
+        report = GateReport(self._successes, tuple(self._refused), in_flight, waiting, self._order.number)
         self._successes, self._refused = 0, []
         self._report(report)
 
@@ -172,6 +193,34 @@ class Gate:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
+
+
+@dataclass(slots=True)
+class _Place:
+    """One worker, as the keeper knows it."""
+
+    slots: int
+    """Conversations of it: what the limit is shared by."""
+    order: GateOrder | None = None
+    """The last one it was given; None where no worker has started yet."""
+    in_flight: int = 0
+    """The most that it may have in flight now."""
+    waiting: int = 0
+    """Conversations that wait there; 0 while its last order may have changed that."""
+
+    def take(self, report: GateReport) -> None:
+        """Learn from its report, unless that was sent before the last order was there."""
+        if self.order is not None and report.number >= self.order.number:
+            self.in_flight, self.waiting = report.in_flight, report.waiting
+
+    def give(self, share: int, generation: int, turns: int = 0) -> GateOrder:
+        """A new order."""
+        assert self.order is not None
+        must_tell = turns > 0 or (share == 0 and self.order.share > 0)
+        if must_tell:
+            self.in_flight, self.waiting = max(self.in_flight + turns, self.order.share), 0
+        self.order = GateOrder(share, generation, turns, self.order.number + must_tell)
+        return self.order
 
 
 class LimitKeeper:
@@ -187,38 +236,76 @@ class LimitKeeper:
         self._limit = limit
         self._slots = slots
         self._changed = changed
-        self._in_flight = dict.fromkeys(slots, 0)
-        self._orders: dict[int, GateOrder] = {}
+        self._places = {place: _Place(count) for place, count in slots.items()}
+        self._by_turns = False
+        self._queue: deque[int] = deque()
+        """Places in which conversations wait for turns, in the order in which they get them."""
 
     def first_share(self, place: int) -> GateOrder:
         """What a worker starts with."""
-        self._orders[place] = self._share(place)
+        if self._limit is None:
+            return GateOrder(self._slots[place], 0)
+        known = self._places[place] = self._places.get(place) or _Place(self._slots[place])
         # Until it says otherwise it is taken to use all of it: guessed too low, a burst would show too small a limit.
-        self._in_flight[place] = self._orders[place].share
-        return self._orders[place]
+        known.in_flight = self._shares(self._limit)[place]
+        known.order = GateOrder(known.in_flight, self._limit.generation)
+        return known.order
 
     def take(self, place: int, report: GateReport) -> dict[int, GateOrder]:
         """Learn from a worker's report; returns the new orders, by place, where they changed."""
         if self._limit is None:
             return {}
         before = (self._limit.limit, self._limit.refusals)
-        self._in_flight[place] = report.in_flight
+        self._places[place].take(report)
         if report.successes:
             self._limit.succeeded(report.successes)
         for generation in report.refused_generations:
-            self._limit.refused(generation, sum(self._in_flight.values()))
+            self._limit.refused(generation, sum(known.in_flight for known in self._places.values()))
         if (self._limit.limit, self._limit.refusals) != before:
             self._changed(self._limit.limit, self._limit.refusals)
-        orders = {place: self._share(place) for place in self._orders}
-        changed = {place: order for place, order in orders.items() if order != self._orders[place]}
-        self._orders |= changed
+        return self._new_orders(self._limit)
+
+    def gone(self, place: int) -> dict[int, GateOrder]:
+        """A worker has ended, and its part is for the others; returns their new orders."""
+        self._places.pop(place, None)
+        return {} if self._limit is None else self._new_orders(self._limit)
+
+    def _new_orders(self, limit: AdaptiveLimit) -> dict[int, GateOrder]:
+        shares = self._shares(limit)
+        changed: dict[int, GateOrder] = {}
+        for place, known in self._places.items():
+            news = (shares[place], limit.generation)
+            if known.order is not None and (known.order.share, known.order.generation) != news:
+                changed[place] = known.give(*news)
+        for place, turns in self._turns(limit, shares).items():
+            changed[place] = self._places[place].give(0, limit.generation, turns)
         return changed
 
-    def _share(self, place: int) -> GateOrder:
-        """A worker's part of the limit, by its slots; together the parts are the limit, and each has at least one."""
-        if self._limit is None:
-            return GateOrder(self._slots[place], 0)
-        total = sum(self._slots.values())
-        before = sum(slots for other, slots in self._slots.items() if other < place)
-        upto = self._limit.limit * (before + self._slots[place]) // total
-        return GateOrder(max(1, upto - self._limit.limit * before // total), self._limit.generation)
+    def _shares(self, limit: AdaptiveLimit) -> dict[int, int]:
+        """Each worker's part of the limit: one, and of the rest a part by its slots; 0 where there is not one each."""
+        shares, before = {}, 0
+        rest = limit.limit - len(self._places)
+        total = max(1, sum(known.slots - 1 for known in self._places.values()))
+        for place, known in sorted(self._places.items()):
+            upto = before + known.slots - 1
+            shares[place] = 1 + rest * upto // total - rest * before // total
+            before = upto
+        # From turns to shares only when none has more in flight than its share: together it would be above the limit.
+        exceeds = any(known.in_flight > shares[place] for place, known in self._places.items())
+        self._by_turns = rest < 0 or (self._by_turns and exceeds and rest < len(self._places))
+        return dict.fromkeys(shares, 0) if self._by_turns else shares
+
+    def _turns(self, limit: AdaptiveLimit, shares: dict[int, int]) -> dict[int, int]:
+        """What is free of the limit, one by one, for those who wait and have no share of their own."""
+        waiting = {place: known.waiting for place, known in self._places.items() if not shares[place] and known.waiting}
+        self._queue = deque([place for place in self._queue if place in waiting])
+        self._queue += [place for place in waiting if place not in self._queue]
+        free = limit.limit - sum(known.in_flight for known in self._places.values())
+        turns: dict[int, int] = {}
+        while free > 0 and self._queue:
+            place = self._queue.popleft()
+            turns[place] = turns.get(place, 0) + 1
+            free -= 1
+            if turns[place] < waiting[place]:
+                self._queue.append(place)
+        return turns

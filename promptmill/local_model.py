@@ -23,6 +23,7 @@ from promptmill.config import ModelSettings, is_local_model
 from promptmill.demo_model import fetch_demo_model
 from promptmill.endpoints import NO_KEY, Endpoint
 from promptmill.errors import ConfigError
+from toolsets.text import ending
 
 CHILD_FILE = Path(__file__).with_name("local_model_child.py")
 
@@ -162,7 +163,7 @@ class _Tail:
     def text(self) -> str:
         """On one line: why the model could not be loaded, where that was said, else the last words."""
         text = self._bytes.decode(errors="replace")
-        said = _LOAD_ERROR.findall(text)[-1:] or [text[-MAX_TOLD_CHARS:]]
+        said = _LOAD_ERROR.findall(text)[-1:] or [ending(text, MAX_TOLD_CHARS)]
         return " ".join(said[0].split()) or "it said nothing"
 
     async def drain(self, stream: asyncio.StreamReader | None) -> None:

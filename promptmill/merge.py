@@ -2,10 +2,10 @@
 
 Both are made from the shards, `discarded.jsonl` and `failed.jsonl` alone, and so can be made again at any time.
 Order is the shards' (batch 2 before batch 10), then each shard's own; rows that were discarded and are now kept come
-last. Memory does not grow with the run, but for the identities of failed samples.
+last. Memory does not grow with the run, but for one byte a row where some rows do not count.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ import orjson
 
 from promptmill.errors import Outcome
 from promptmill.filters import merge_rules, reason_to_leave_out
-from promptmill.records import RowSummary
-from promptmill.resume import identity_of
-from promptmill.rows import completed_row, decoded_row, summarise, union_of_tools
+from promptmill.resume import Fate
+from promptmill.rows import completed_row, decoded_row, has_final_shape, summarise, union_of_tools
 from promptmill.shards import read_lines, write_atomic
 from promptmill.statistics import RunStatistics
 
@@ -30,6 +29,8 @@ class MergeSources:
     failed: Path
     known_tools: Sequence[str]
     keep_no_reasoning: bool
+    fates: Mapping[Path, bytes | bytearray] = field(default_factory=dict)
+    """What becomes of each row (`Fate`), by file and in its order; rows beyond what is said here count."""
 
 
 @dataclass(slots=True)
@@ -96,46 +97,46 @@ class _Merger:
 
     def lines(self) -> Iterator[bytes]:
         """The merged rows, each with its newline; the result is whole when they are through."""
-        open_failures = self._failures()
+        statistics = self.result.statistics
+        for _, row, fate in self._rows(self.sources.failed):
+            statistics.add_failed(summarise(row), counts=fate == Fate.COUNTS)
         for path in (*self.sources.shards, self.sources.discarded):
-            for row in self._rows(path):
-                if self.sources.keep_no_reasoning:
-                    row = as_kept(row)
-                summary = summarise(row)
-                if summary.content_hash:
-                    open_failures.pop(identity_of(summary), None)
-                reason = reason_to_leave_out(summary, self.rules, self.sources.known_tools)
-                merged = None if reason else self._merged_line(row)
-                if merged is None and not reason:
-                    self.result.unreadable_lines += 1
-                    continue
-                self.result.statistics.add(summary, reason)
-                if merged is not None:
-                    yield merged + b"\n"
-        for summary in open_failures.values():
-            self.result.statistics.add_failed(summary)
+            for line, row, fate in self._rows(path):
+                if fate != Fate.COUNTS:
+                    statistics.add_left_behind(summarise(row), superseded=fate == Fate.SUPERSEDED)
+                elif merged := self._merged(line, row):
+                    yield merged
 
-    def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
+    def _merged(self, line: bytes, row: dict[str, Any]) -> bytes:
+        """Count a row; returns its line of `trajectories.jsonl`, empty where a filter leaves it out."""
+        if self.sources.keep_no_reasoning and row.get("outcome") == Outcome.DISCARDED:
+            row, line = as_kept(row), b""
+        summary = summarise(row)
+        reason = reason_to_leave_out(summary, self.rules, self.sources.known_tools)
+        merged = None if reason else self._merged_line(line, row)
+        if merged is None and not reason:
+            self.result.unreadable_lines += 1
+            return b""
+        self.result.statistics.add(summary, reason)
+        return merged + b"\n" if merged is not None else b""
+
+    def _rows(self, path: Path) -> Iterator[tuple[bytes, dict[str, Any], int]]:
+        """Each row of a file, as its line and decoded, with its fate."""
+        fates = self.sources.fates.get(path, b"")
+        number = 0
         for line in read_lines(path):
             self.advance(len(line) + 1)
             row = decoded_row(line)
             if row is None:
                 self.result.unreadable_lines += 1
-            else:
-                yield row
+                continue
+            yield line, row, fates[number] if number < len(fates) else Fate.COUNTS
+            number += 1
 
-    def _failures(self) -> dict[tuple[bytes, int], RowSummary]:
-        """The last failed attempt of each sample, all attempts counted."""
-        last_attempt: dict[tuple[bytes, int], RowSummary] = {}
-        for row in self._rows(self.sources.failed):
-            summary = summarise(row)
-            self.result.statistics.add_attempt(summary)
-            if summary.content_hash:
-                last_attempt[identity_of(summary)] = summary
-        return last_attempt
-
-    def _merged_line(self, row: dict[str, Any]) -> bytes | None:
+    def _merged_line(self, line: bytes, row: dict[str, Any]) -> bytes | None:
         """The row with every key and every tool's column; None when another program nested it beyond all bounds."""
+        if line and has_final_shape(row, self.columns):
+            return line
         stats = row.get("tool_stats")
         self.missing_columns.update(stats if isinstance(stats, dict) else ())
         try:
@@ -145,8 +146,6 @@ class _Merger:
 
 
 def as_kept(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as if it had never been discarded."""
-    if row.get("outcome") != Outcome.DISCARDED:
-        return row
+    """A discarded row as if it had never been."""
     outcome = Outcome.COMPLETED if row.get("completed") else Outcome.PARTIAL
     return row | {"outcome": str(outcome), "error": ""}

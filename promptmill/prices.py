@@ -14,6 +14,9 @@ from promptmill.endpoints import is_private
 from promptmill.records import Usage
 
 TOKENS_PER_PRICE = 1_000_000
+MAX_COST_USD = 1_000_000.0
+"""No call costs more: a figure above it is nonsense, and the cost unknown."""
+MAX_NUMBER_CHARS = 30
 
 
 def reported_cost_usd(usage: Mapping[str, Any]) -> float | None:
@@ -32,9 +35,21 @@ def reported_cost_usd(usage: Mapping[str, Any]) -> float | None:
 
 
 def _amount(value: object) -> float | None:
+    """An amount of money; None where it is none."""
+    number = number_of(value)
+    return float(number) if number is not None and number <= MAX_COST_USD else None
+
+
+def number_of(value: object) -> int | float | None:
+    """A number from 0, which some endpoints write as text; None where it is none."""
+    if isinstance(value, str) and len(value) <= MAX_NUMBER_CHARS:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value < math.inf else None
 
 
 class Prices:
@@ -55,7 +70,8 @@ class Prices:
     def _cost_usd(self, usage: Usage) -> float | None:
         if self._settings.price_per_mtok is not None:
             per_prompt, per_completion = self._settings.price_per_mtok
-            return (usage.prompt_tokens * per_prompt + usage.completion_tokens * per_completion) / TOKENS_PER_PRICE
+            prices = usage.prompt_tokens * per_prompt + usage.completion_tokens * per_completion
+            return _amount(prices / TOKENS_PER_PRICE)
         return self._listed_cost_usd(usage) if self._is_listed else None
 
     def _listed_cost_usd(self, usage: Usage) -> float | None:
@@ -75,4 +91,4 @@ class Prices:
         except LookupError:
             self._is_listed = False
             return None
-        return float(calculated.total_price)
+        return _amount(float(calculated.total_price))

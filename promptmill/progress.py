@@ -1,5 +1,6 @@
 """What a person sees while a run is on: a bar where stderr is a terminal, plain lines at intervals elsewhere."""
 
+import os
 import sys
 import time
 from collections import Counter
@@ -41,8 +42,11 @@ class TolerantStream:
         return (self._stream.encoding if self._stream is not None else "") or "ascii"
 
     def isatty(self) -> bool:
-        """Whether a bar can be drawn."""
-        return self._stream is not None and self._stream.isatty()
+        """Whether a bar can be drawn: on a terminal that has a size (those of some CI machines have none)."""
+        try:
+            return self._stream is not None and self._stream.isatty() and all(os.get_terminal_size(self.fileno()))
+        except OSError:
+            return False
 
     def fileno(self) -> int:
         """The descriptor, by which tqdm asks for the width. Raises OSError when there is none."""
@@ -75,6 +79,8 @@ class Progress:
         self._counted_last = -1
         """What the last plain line said."""
         self._has_shown_failure = False
+        self._stops_at_s: float | None = None
+        """When what is in flight is cancelled; None while prompts may start."""
 
     @property
     def is_terminal(self) -> bool:
@@ -115,10 +121,16 @@ class Progress:
     def tick(self) -> None:
         """Show how things stand, though nothing may have ended since; to be called every few seconds."""
         if self._bar is not None:
-            self._bar.refresh()
+            self._bar.set_postfix_str(self._figures())
         elif self._total and self._clock() - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s, self._counted_last = self._clock(), self._finished
             self.note(self._plain_line())
+
+    def stopping(self, grace_s: float) -> None:
+        """No further prompt starts; those in flight have so long to finish."""
+        self._stops_at_s = self._clock() + grace_s
+        if self._bar is not None:
+            self.tick()
 
     def limit_changed(self, limit: int, refusals: int) -> None:
         """Remember how many requests the endpoint takes at once; shown once it has refused any."""
@@ -130,6 +142,8 @@ class Progress:
 
     def finish(self) -> None:
         """Take the bar down, with the last counts left on the screen. Safe to call twice."""
+        if self._stops_at_s is not None:
+            self._stops_at_s = self._clock()
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -147,6 +161,9 @@ class Progress:
         parts += [f"failed {self._counts[Destination.FAILED]}"] if self._counts[Destination.FAILED] else []
         parts += [f"discarded {self._counts[Destination.DISCARDED]}"] if self._counts[Destination.DISCARDED] else []
         parts += [f"limit {self._limit} ({self._refusals} refused)"] if self._refusals else []
+        if self._stops_at_s is not None:
+            left_s = self._stops_at_s - self._clock()
+            parts += [f"stopping in {left_s:.0f} s at the latest" if left_s > 0 else "stopping"]
         return ", ".join(
             [*parts, f"{60 * self._finished / elapsed_s:.1f}/min", f"{self._tokens / elapsed_s:.0f} tok/s"]
         )
@@ -155,7 +172,8 @@ class Progress:
         finished = self._finished
         elapsed_s = self._clock() - self._started_s
         left = self._total - self._done_before - finished
-        eta = f", {left * elapsed_s / finished:.0f} s left" if finished and left > 0 else ""
+        has_end = finished and left > 0 and self._stops_at_s is None
+        eta = f", {left * elapsed_s / finished:.0f} s left" if has_end else ""
         return f"{self._done_before + finished}/{self._total} prompts ({self._figures()}{eta})"
 
 

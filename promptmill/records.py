@@ -188,6 +188,7 @@ class RowSummary:
     timestamp: str
     error: str = ""
     duration_s: float = 0.0
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,8 @@ class SampleResult:
     row: bytes
     """The row, encoded, without the newline."""
     summary: RowSummary
+    has_next: bool = False
+    """Whether its batch has a sample after it, which waits to be let start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +216,11 @@ class TurnEvent:
 class WorkerEvents(Protocol):
     """Where a worker's work goes."""
 
-    async def may_start(self, batch_number: int) -> bool:
-        """Whether a batch's next sample may start; asked only when the run has limits."""
+    async def sample_finished(self, result: SampleResult) -> bool:
+        """A sample has ended; returns, when its row is on disk, whether its batch's next sample may start."""
 
-    async def sample_finished(self, result: SampleResult) -> None:
-        """A sample has ended; returns when the next one may start."""
+    async def sample_interrupted(self, result: SampleResult) -> None:
+        """A sample was broken off after it had called the model: it is pending, and its row says what it cost."""
 
     async def batch_finished(self, number: int) -> None:
         """All samples of a batch have ended."""
@@ -228,6 +231,12 @@ class WorkerEvents(Protocol):
 
 class RunEvents(WorkerEvents, Protocol):
     """Where an engine's news goes."""
+
+    def may_start(self, batch_number: int) -> bool:
+        """Whether a batch's first sample may start; asked just before a worker gets the batch. Once no, always no."""
+
+    def note(self, line: str) -> None:
+        """Something that whoever watches the run should know."""
 
     def limit_changed(self, limit: int, refusals: int) -> None:
         """The endpoint refused, or takes more: the limit now, and the refusals so far."""

@@ -4,14 +4,15 @@ What is no whole reply of a model (an error within a 200, a reply that broke off
 a message: a provider's failure text must not become training data.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from promptmill.prices import reported_cost_usd
+from promptmill.prices import number_of, reported_cost_usd
 from promptmill.quirks.base import ModelRequest
-from promptmill.reasoning import split_reasoning, thinking_parts
+from promptmill.reasoning import DETAIL_FIELDS, split_reasoning, thinking_parts
 from promptmill.records import Message, ModelReply, ToolCall, Usage
 from promptmill.tool_calls import call_entries, calls_in_text, native_calls
+from toolsets.text import shortened
 
 CUT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
 FAILED = frozenset({"error", "abort", "cancelled", "insufficient_system_resource", "network_error"})
@@ -25,6 +26,14 @@ MAX_SHOWN_CHARS = 300
 
 MAX_TOKENS = 2**40
 """No call has more; a count above it is nonsense that would spoil the sums."""
+
+MAX_LEVELS = 350
+_CONTAINERS = (dict, list)
+TOO_DEEP = f"the endpoint answered with JSON that is nested more than {MAX_LEVELS} levels deep, which no reply is"
+
+
+PROMPT_NAMES = ("prompt_tokens", "input_tokens")
+COMPLETION_NAMES = ("completion_tokens", "output_tokens")
 
 
 def read_reply(data: object, request: ModelRequest | None = None) -> ModelReply:
@@ -68,31 +77,42 @@ def error_in(data: object) -> object:
         return None
     choices = data.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    reported = data.get("error") or choice.get("error")
+    reported = data.get("error") or choice.get("error") or (data if data.get("object") == "error" else None)
     if reported:
-        return reported
-    if data.get("object") == "error":
-        return data
+        return TOO_DEEP if is_too_deep(reported) else reported
     reason = _finish_reason(choice)
     return f"the reply broke off with finish reason {reason!r}" if reason.lower() in FAILED else None
 
 
 def _whole_choice(body: Mapping[str, Any], data: object) -> dict[str, Any]:
     """The first choice, which has a message. Raises ValueError."""
+    if is_too_deep(data):
+        raise ValueError(TOO_DEEP)
     error = error_in(body)
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if error is None and isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         return choice
-    said = error.get("message") if isinstance(error, dict) else error
-    raise ValueError(f"the endpoint answered without a whole message: {str(said or error or data)[:MAX_SHOWN_CHARS]}")
+    said = str((error.get("message") if isinstance(error, dict) else error) or error or data)
+    raise ValueError(f"the endpoint answered without a whole message: {shortened(said, MAX_SHOWN_CHARS)}")
 
 
 def _finish_reason(choice: Mapping[str, Any]) -> str:
     """Why the reply ended; SGLang has been seen to send an object."""
     reason = choice.get("finish_reason")
     reason = reason.get("type") if isinstance(reason, dict) else reason
-    return str(reason or "")
+    return reason if isinstance(reason, str) else ""
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether JSON is nested so deeply that to read it, or to send it back, could take more stack than there is."""
+    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(MAX_LEVELS):
+        insides = [outer.values() if isinstance(outer, dict) else outer for outer in level]
+        level = [inner for inside in insides for inner in inside if isinstance(inner, _CONTAINERS)]
+        if not level:
+            return False
+    return True
 
 
 def _read_calls(message: Mapping[str, Any], content: str, request: ModelRequest) -> tuple[list[ToolCall], str]:
@@ -125,8 +145,7 @@ def _echo(message: Mapping[str, Any], calls: Collection[ToolCall]) -> dict[str, 
     https://docs.mistral.ai/capabilities/reasoning/ (content parts),
     https://ai.google.dev/gemini-api/docs/thought-signatures (`extra_content` of a call).
     """
-    echo: dict[str, Any] = {}
-    echo |= {name: message[name] for name in ("reasoning_details", "thinking_blocks") if message.get(name)}
+    echo: dict[str, Any] = {name: message[name] for name in DETAIL_FIELDS if message.get(name)}
     if thinking_parts(message.get("content")) and not any(call.written for call in calls):
         echo["content"] = message["content"]
     entries = call_entries(message)
@@ -147,32 +166,52 @@ def _refusal(message: Mapping[str, Any]) -> str:
 
 
 def read_usage(value: object) -> Usage:
-    """Token counts; all zero and nothing reported when the endpoint says nothing."""
+    """Token counts, under either of their names.
+
+    Nothing is reported where the endpoint says nothing, and where it says what is no count: limits then say that they
+    cannot be kept, instead of counting 0.
+    """
     if not isinstance(value, dict):
         return Usage()
-    prompt_details = value.get("prompt_tokens_details") or {}
-    completion_details = value.get("completion_tokens_details") or {}
+    counts = [_named(value, *names) for names in (PROMPT_NAMES, COMPLETION_NAMES, ("total_tokens",))]
+    prompt, completion, total = (_count(count) for count in counts)
+    if total is not None and prompt is None:
+        prompt = max(0, total - (completion or 0))
+    elif total is not None and completion is None:
+        completion = max(0, total - (prompt or 0))
+    is_reported = any(count is not None for count in (prompt, completion))
+    is_readable = all(_count(count) is not None for count in counts[:2] if count is not None)
     cost_usd = reported_cost_usd(value)
     return Usage(
-        prompt_tokens=_count(value, "prompt_tokens"),
-        completion_tokens=_count(value, "completion_tokens"),
-        reasoning_tokens=_count(completion_details, "reasoning_tokens"),
-        cached_tokens=_count(prompt_details, "cached_tokens"),
-        reported_calls=1,
+        prompt_tokens=prompt or 0,
+        completion_tokens=completion or 0,
+        reasoning_tokens=_detail(value, COMPLETION_NAMES, "reasoning_tokens"),
+        cached_tokens=_detail(value, PROMPT_NAMES, "cached_tokens"),
+        reported_calls=int(is_reported and is_readable),
         cost_usd=cost_usd or 0.0,
         priced_calls=int(cost_usd is not None),
     )
 
 
-def _count(mapping: object, name: str) -> int:
-    value = mapping.get(name) if isinstance(mapping, dict) else None
-    return min(value, MAX_TOKENS) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+def _named(mapping: Mapping[str, Any], *names: str) -> object:
+    return next((mapping[name] for name in names if mapping.get(name) is not None), None)
+
+
+def _detail(usage: Mapping[str, Any], names: Sequence[str], detail: str) -> int:
+    details = _named(usage, *(f"{name}_details" for name in names))
+    return (_count(details.get(detail)) or 0) if isinstance(details, dict) else 0
+
+
+def _count(value: object) -> int | None:
+    """A whole number from 0, however it is written; None where it is none."""
+    number = number_of(value)
+    return min(int(number), MAX_TOKENS) if number is not None and number == int(number) else None
 
 
 def refusal_reason(reply: ModelReply) -> str:
     """Why the provider or the model would not answer; "" when it did. Asking again would change nothing."""
     if reply.refusal:
-        return f"the model refused: {reply.refusal[:MAX_SHOWN_CHARS]}"
+        return f"the model refused: {shortened(reply.refusal, MAX_SHOWN_CHARS)}"
     return "the provider's content filter ended the reply" if reply.finish_reason.lower() in REFUSED else ""
 
 

@@ -48,8 +48,14 @@ OWN_DEFAULTS: Mapping[str, Any] = {
     "reasoning_turns": 0,
     "duration_s": 0.0,
     "seed": 0,
+    "settings": "{}",
 }  # fmt: skip
 """Our keys, after the documented ones, in this order."""
+_DEFAULTS = {**DOCUMENTED_DEFAULTS, **OWN_DEFAULTS}
+ALL_KEYS = tuple(_DEFAULTS)
+UNUSED = {"count": 0, "success": 0, "failure": 0}
+METADATA_KEYS = ("batch_num", "timestamp", "model")
+_TYPES = tuple((key, type(default)) for key, default in _DEFAULTS.items())
 
 _LEADING_THINK = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _CONTENT_HASH = re.compile(r"[0-9a-f]{32}")
@@ -76,6 +82,8 @@ def _tally(value: object) -> dict[str, int]:
 
 def _whole(value: object) -> int:
     """A count that another program wrote; 0 when it is none."""
+    if type(value) is int and -MAX_COUNT <= value <= MAX_COUNT:
+        return value
     return max(-MAX_COUNT, min(value, MAX_COUNT)) if isinstance(value, int) else 0
 
 
@@ -96,13 +104,25 @@ def _amount(value: object) -> float:
 def completed_row(row: Mapping[str, Any], tool_names: Sequence[str]) -> dict[str, Any]:
     """A row with every key in order and of its type, whoever wrote it."""
     stats, errors = normalised_tool_columns(row, tool_names)
-    full = {key: _typed(row, key) for key in (*DOCUMENTED_DEFAULTS, *OWN_DEFAULTS)}
+    full = {key: _typed(row, key) for key in ALL_KEYS}
     return full | {"tool_stats": stats, "tool_error_counts": errors, "usage": _usage(row)}
+
+
+def has_final_shape(row: Mapping[str, Any], tool_names: Sequence[str]) -> bool:
+    """Whether a row is one of ours as it was written, with just these tools: `completed_row` would change nothing."""
+    return (
+        tuple(row) == ALL_KEYS
+        and all(type(row[key]) is kind for key, kind in _TYPES)
+        and list(row["tool_stats"]) == list(row["tool_error_counts"]) == list(tool_names)
+        and tuple(row["metadata"]) == METADATA_KEYS
+        and row["usage"].keys() == OWN_DEFAULTS["usage"].keys()
+        and _CONTENT_HASH.fullmatch(row["content_hash"]) is not None
+    )
 
 
 def _typed(row: Mapping[str, Any], key: str) -> Any:
     """A row's value where it has the key's type, else the key's default: other programs use our names as they like."""
-    default = DOCUMENTED_DEFAULTS[key] if key in DOCUMENTED_DEFAULTS else OWN_DEFAULTS[key]
+    default = _DEFAULTS[key]
     value = row.get(key)
     return value if isinstance(value, type(default)) else default
 
@@ -155,6 +175,7 @@ def summarise(row: Mapping[str, Any]) -> RowSummary:
         timestamp=str(row["metadata"].get("timestamp") or ""),
         error=_typed(row, "error"),
         duration_s=_amount(row.get("duration_s")),
+        attempt=_typed(row, "attempt"),
     )
 
 
@@ -165,8 +186,8 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
 
 
 def _used_tools(stats: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    tallies = {name: _tally(value) for name, value in stats.items()}
-    return {name: (tally["success"], tally["failure"]) for name, tally in tallies.items() if any(tally.values())}
+    used = {name: _tally(value) for name, value in stats.items() if value != UNUSED}
+    return {name: (tally["success"], tally["failure"]) for name, tally in used.items() if any(tally.values())}
 
 
 def union_of_tools(known: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:

@@ -10,10 +10,12 @@ import os
 import re
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import orjson
@@ -21,7 +23,9 @@ import orjson
 from promptmill.errors import OUTCOME_POLICY, ConfigError, Destination, StorageError
 from promptmill.records import SampleResult
 from promptmill.secrets import NO_SECRETS, Mask
-from promptmill.shards import append_lines, write_atomic
+from promptmill.shards import append_lines, sync_folder, write_atomic
+
+T = TypeVar("T")
 
 _SHARD_NAME = re.compile(r"batch_(\d{1,9})\.jsonl")
 
@@ -40,6 +44,9 @@ class RunFolder:
         self.run_json = path / "run.json"
         self.log = path / "run.log"
         self.exports = path / "exports"
+        self._owner_file = path / ".lock_owner"
+        self.left_by = ""
+        """Who held the lock last and went without unlocking it, after `open`; empty when nobody did."""
         self._lock = filelock.FileLock(path / ".lock")
         self._writer: ThreadPoolExecutor | None = None
         self._waiting: list[tuple[Path, bytes, asyncio.Future[None]]] = []
@@ -61,18 +68,38 @@ class RunFolder:
             ) from exc
         except OSError as exc:
             raise ConfigError(f"{self.path}: cannot make the run folder ({exc.strerror})") from exc
-        owner = {"pid": os.getpid(), "host": socket.gethostname()}
+        self.left_by = self._owner() if self._owner_file.exists() else ""
+        started_at = datetime.now().isoformat(sep=" ", timespec="seconds")
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": started_at}
         try:
-            (self.path / ".lock_owner").write_bytes(orjson.dumps(owner))
-        except OSError as exc:
+            write_atomic(self._owner_file, [orjson.dumps(owner)])
+        except StorageError as exc:
             self._lock.release()
-            raise ConfigError(f"{self.path}: cannot write to the run folder ({exc.strerror})") from exc
+            raise ConfigError(f"{self.path}: cannot write to the run folder ({exc})") from exc
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="run-folder")
+
+    def move_aside(self) -> Path:
+        """Rename the folder, with all that is in it, so that a new run can take its place; returns the new path.
+
+        Raises:
+            ConfigError: another process is writing this run, or the folder cannot be renamed.
+        """
+        self.open()
+        aside = self.path.with_name(f"{self.path.name}.before_{datetime.now():%Y%m%d_%H%M%S_%f}")
+        try:
+            self.path.rename(aside)
+            sync_folder(aside.parent)
+        except OSError as exc:
+            raise ConfigError(f"{self.path}: cannot move it aside to {aside.name} ({exc.strerror})") from exc
+        finally:
+            self.close()
+        (aside / self._owner_file.name).unlink(missing_ok=True)
+        return aside
 
     def _owner(self) -> str:
         try:
-            owner = orjson.loads((self.path / ".lock_owner").read_bytes())
-            return f"process {owner['pid']} on {owner['host']}"
+            owner = orjson.loads(self._owner_file.read_bytes())
+            return f"process {owner['pid']} on {owner['host']}, started at {owner['started_at']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
 
@@ -81,7 +108,7 @@ class RunFolder:
         if self._writer is not None:
             self._writer.shutdown(wait=True)
             self._writer = None
-            (self.path / ".lock_owner").unlink(missing_ok=True)
+            self._owner_file.unlink(missing_ok=True)
         self._lock.release()
 
     def shard(self, number: int) -> Path:
@@ -127,8 +154,6 @@ class RunFolder:
             StorageError: the disk refused.
         """
         destination = OUTCOME_POLICY[result.summary.outcome].destination
-        if destination is Destination.NOWHERE:
-            return
         path = {
             Destination.SHARD: self.shard(result.batch_number),
             Destination.DISCARDED: self.discarded,
@@ -183,9 +208,19 @@ class RunFolder:
         for path, _, written in stranded:
             written.set_exception(StorageError(f"{path}: not written, {reason}; --resume goes on"))
 
+    async def on_writer(self, write: Callable[[], T]) -> T:
+        """Have several files written by the writer's thread: `close` waits for it, whatever became of the caller.
+
+        Raises:
+            StorageError: the folder is not open, or the disk refused.
+        """
+        if self._writer is None:
+            raise StorageError(f"{self.path}: the run folder is not open for writing")
+        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
+
     async def publish_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Replace one of the folder's JSON files, indented for people. Raises StorageError."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self.write_json, path, content)
+        await self.on_writer(partial(self.write_json, path, content))
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """`publish_json` for whoever has no event loop. Raises StorageError."""

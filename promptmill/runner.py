@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from promptmill.changes import changed_settings
 from promptmill.config import (
     RunConfig,
     build_config,
@@ -21,6 +22,7 @@ from promptmill.dataset import Dataset, scan_dataset
 from promptmill.errors import ConfigError, RunStoppedError
 from promptmill.local_model import local_model_file
 from promptmill.logs import masked_records
+from promptmill.owed import Found
 from promptmill.preflight import preflight
 from promptmill.progress import Progress, byte_bar
 from promptmill.run_folder import RunFolder
@@ -72,6 +74,10 @@ class BatchRunner:
         """The content of `statistics.json`, after `run`."""
         self.is_dry_run = False
         """Whether the last `run` was to leave prompts pending."""
+        self.grace_s: float = options_from(self._named())["grace_s"]
+        """How long the command lets prompts in flight finish, once it was told to stop."""
+        self._start: RunStart | None = None
+        self._is_stopping = False
 
     def _named(self) -> dict[str, Any]:
         """Options that somebody named: those of a configuration file, and over them those given here."""
@@ -106,7 +112,10 @@ class BatchRunner:
             RunStoppedError: the run had to stop early; what is finished is on disk.
         """
         resume = resume or self._resume
+        self._start, self._is_stopping = None, False
         config = self._decide(resume=resume)
+        if resume and config.start_over:
+            raise ConfigError("--start_over contradicts --resume; give one of them")
         self.is_dry_run = config.dry_run is not None
         mask = mask_of(config.secrets)
         progress = Progress(mask=mask)
@@ -114,11 +123,14 @@ class BatchRunner:
         folder = RunFolder(config.run_dir, mask)
         try:
             settled = await asyncio.to_thread(preflight, config, dataset)
-            self._check_folder(folder, resume=resume, progress=progress)
+            self._check_folder(config, folder, resume=resume, progress=progress)
             if is_local_model(config.model.model):
                 await local_model_file(config.model.model, environment(), progress.note)
-            folder.open()
-            start = RunStart(config, dataset, folder, progress, settled)
+            self._open(config, folder, progress)
+            found = await asyncio.to_thread(Found, config, dataset, folder)
+            self._start = start = RunStart(config, dataset, folder, progress, settled, found)
+            if self._is_stopping:
+                start.stop_starting()
             try:
                 with masked_records(mask):
                     await start.go()
@@ -132,17 +144,42 @@ class BatchRunner:
             folder.close()
             dataset.close()
 
-    def _check_folder(self, folder: RunFolder, *, resume: bool, progress: Progress) -> None:
+    def stop_starting(self) -> int:
+        """Let no further prompt start: `run` ends, without an error, when those in flight have ended.
+
+        Returns:
+            How many are in flight.
+        """
+        self._is_stopping = True
+        return self._start.stop_starting() if self._start is not None else 0
+
+    def _check_folder(self, config: RunConfig, folder: RunFolder, *, resume: bool, progress: Progress) -> None:
         try:
             has_run = folder.has_run()
         except OSError as exc:
             raise ConfigError(f"{folder.path}: cannot look into the run folder ({exc.strerror})") from exc
-        if has_run and not resume:
+        if has_run and not resume and not config.start_over:
             raise ConfigError(
-                f"{folder.path} already holds a run: add --resume to go on with it, or choose another --run_name"
+                f"{folder.path} already holds a run: add --resume to go on with it, --start_over to move it aside and "
+                "begin anew, or choose another --run_name"
             )
         if resume and not has_run:
             progress.note(f"There is no run in {folder.path} to go on with: it starts now")
+        changes = changed_settings(folder.read_run_json(), config) if resume else []
+        if changes and not config.accept_changes:
+            raise ConfigError(
+                f"{folder.path} was started with other settings: {'; '.join(changes)}. Leave them out to go on as "
+                "before, or add --accept_changes: each row says what made it"
+            )
+        for change in changes:
+            progress.note(f"Changed since the run was started, and accepted: {change}")
+
+    def _open(self, config: RunConfig, folder: RunFolder, progress: Progress) -> None:
+        if config.start_over and folder.has_run():
+            progress.note(f"The former run is now in {folder.move_aside()}")
+        folder.open()
+        if folder.left_by:
+            progress.note(f"The last start ({folder.left_by}) did not end by itself; every row that it saved is whole")
 
 
 def _scan(config: RunConfig) -> Dataset:

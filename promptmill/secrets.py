@@ -11,7 +11,8 @@ What is no ordinary word
 
 Forms
     As it is; escaped for JSON, once or twice; URL-encoded; in hexadecimal; in base64 in all three alignments and both
-    alphabets. A form of at least 32 characters is also found broken into lines, or with its end or beginning cut off.
+    alphabets. A form of at least 32 characters is also found broken into lines, or cut off where its first 20 or its
+    last 12 are left. What we cut ourselves is masked before (`remember`), so there a secret of any length is.
 """
 
 import base64
@@ -24,6 +25,8 @@ from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
 import orjson
+
+from toolsets.text import mask_before_cutting
 
 MASKED = "***"
 HEAD_CHARS, PIECE_CHARS = 20, 12
@@ -53,6 +56,19 @@ def secrets_in(environ: Mapping[str, str], *given: str) -> tuple[str, ...]:
         if match := _PASSWORD_OF_ADDRESS.match(value):
             values.update((match[1], unquote(match[1])))
     return tuple(sorted(value for value in map(str.strip, values) if is_secret(value) and not _is_file(value)))
+
+
+def secrets_typed(words: Iterable[str]) -> Iterator[str]:
+    """The keys among the words of a command line: values of flags that are named so, and what begins as keys do."""
+    is_named = False
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        says_so = bool(name) and _SECRET_NAME.search(name.replace("-", "_")) is not None
+        begins = _KEY_BEGINNING.match(value)
+        looks_so = begins is not None and len(begins[0]) > 2 and any(map(str.isdigit, value))
+        if value and (is_named or says_so or looks_so):
+            yield value
+        is_named = says_so and not equals
 
 
 def is_secret(value: str) -> bool:
@@ -120,7 +136,10 @@ class Mask:
         try:
             orjson.loads(masked)
         except orjson.JSONDecodeError:  # a form began within an escape, or was a number
-            return orjson.dumps(self._nested(content)).decode()
+            try:
+                return orjson.dumps(self._nested(content)).decode()
+            except (RecursionError, orjson.JSONEncodeError):  # nested too deeply to be written again
+                return masked
         return masked
 
     def _nested(self, value: Any) -> Any:
@@ -181,12 +200,13 @@ def _signs(forms: Iterable[str]) -> set[str]:
 
 def _spans(text: str, form: str) -> Iterator[tuple[int, int]]:
     """Where a form is in a text, or what is left of it: start and end of each place."""
+    reversed_text = text[::-1]
     for offset, piece in _pieces(form):
         for start in _places(text, piece):
             end = start + len(piece)
-            behind = text[start - 1 :: -1] if start else ""
-            before = _reach(behind, 0, form[offset - 1 :: -1] if offset else "", _BREAK_REVERSED)
-            yield start - before, _reach(text, end, form[offset + len(piece) :], _BREAK)
+            rest = form[offset - 1 :: -1] if offset else ""
+            begin = len(text) - _reach(reversed_text, len(text) - start, rest, _BREAK_REVERSED)
+            yield begin, _reach(text, end, form[offset + len(piece) :], _BREAK)
 
 
 def _places(text: str, word: str) -> Iterator[int]:
@@ -210,9 +230,24 @@ def _reach(text: str, place: int, rest: str, line_break: re.Pattern[str]) -> int
 
 
 NO_SECRETS = Mask(())
+_remembered: set[str] = set()
+
+
+def remember(secrets: Iterable[str]) -> None:
+    """Have secrets masked, in this process, in every text that is about to be cut; ordinary words are none."""
+    new = {secret for secret in secrets if is_secret(secret)} - _remembered
+    if new:
+        _remembered.update(new)
+        mask_before_cutting(remembered_mask().text)
+
+
+def remembered_mask() -> Mask:
+    """The mask of all secrets that this process has been told of."""
+    return Mask(_remembered)
 
 
 @lru_cache(maxsize=16)
 def mask_of(secrets: tuple[str, ...]) -> Mask:
-    """The mask of some secrets, made once."""
+    """The mask of some secrets, made once. They are remembered."""
+    remember(secrets)
     return Mask(secrets)

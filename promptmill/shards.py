@@ -19,19 +19,32 @@ WRITE_CHUNK_BYTES = 1 << 20
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield each whole line, without its newline; blank lines are left out. A missing file has no lines.
+    """Yield each whole line, without its newline; see `read_lines_from`."""
+    return (content for content, _ in read_lines_from(path, 0))
 
-    A last line without newline is whole when it parses as JSON (other programs may write it so), else torn.
+
+def read_lines_from(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
+    """Yield each whole line, without its newline, and where it ends; blank lines are left out.
+
+    A missing file has no lines. A last line without newline is whole when it parses as JSON (other programs may write
+    it so), else torn.
+
+    Args:
+        start: Where to begin, in bytes: the end of a line that was read before.
 
     Raises:
         StorageError: the file cannot be read.
     """
+    end = start
     try:
         with path.open("rb", buffering=WRITE_CHUNK_BYTES) as file:
+            if start:
+                file.seek(start)
             for line in file:
+                end += len(line)
                 content = line.rstrip(b"\r\n")
-                if content.strip() and (line.endswith(b"\n") or is_json(content)):
-                    yield content
+                if content and not content.isspace() and (line.endswith(b"\n") or is_json(content)):
+                    yield content, end
     except FileNotFoundError:
         return
     except OSError as exc:
@@ -54,7 +67,7 @@ def append_lines(path: Path, lines: Iterable[bytes]) -> None:
         StorageError: the disk refused; the file then ends at an earlier line.
     """
     try:
-        with path.open("ab", buffering=0) as file:
+        with open(path, "ab", buffering=0, opener=_opened_itself) as file:
             start = file.tell()
             if start:
                 start = repair_tail(path)
@@ -78,9 +91,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def _opened_itself(path: str, flags: int) -> int:
+    """Open a file to write to, but nothing that a link planted in its place leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def repair_tail(path: Path) -> int:
     """Make a file end with a whole line: a torn last line is cut off. Returns the size, in bytes."""
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=_opened_itself) as file:
         size = file.seek(0, os.SEEK_END)
         if size == 0:
             return 0
@@ -125,7 +143,8 @@ def write_atomic(path: Path, chunks: Iterable[bytes]) -> None:
     """
     beside = path.with_name(f".{path.name}.new")
     try:
-        with beside.open("wb", buffering=WRITE_CHUNK_BYTES) as file:
+        beside.unlink(missing_ok=True)
+        with beside.open("xb", buffering=WRITE_CHUNK_BYTES) as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from promptmill.errors import OUTCOME_POLICY, Destination, Outcome
+from promptmill.errors import OUTCOME_POLICY, Outcome
 from promptmill.records import RowSummary, Usage
 
 
@@ -25,6 +25,10 @@ class RunStatistics:
     reasoning_turns: int = 0
     api_calls: int = 0
     usage: Usage = Usage()
+    superseded: int = 0
+    """Finished rows in whose place a later attempt is."""
+    not_in_dataset: int = 0
+    """Finished rows of samples that are not in the dataset."""
 
     def add(self, summary: RowSummary, left_out: str = "") -> None:
         """Count one finished row (of a shard or of `discarded.jsonl`)."""
@@ -39,15 +43,22 @@ class RunStatistics:
             self.outcomes[summary.outcome] += 1
         self._add_work(summary)
 
-    def add_attempt(self, summary: RowSummary) -> None:
-        """Count what one attempt of `failed.jsonl` cost: it was paid, whether or not a later one went well."""
+    def add_failed(self, summary: RowSummary, *, counts: bool = True) -> None:
+        """Count an attempt of `failed.jsonl`. Its cost was paid; its ending `counts` when it is its sample's last."""
+        self._add_cost(summary)
+        if counts and OUTCOME_POLICY[summary.outcome].is_failure:
+            self.outcomes[summary.outcome] += 1
+            self.stop_reasons[summary.stop_reason or "unknown"] += 1
+
+    def add_left_behind(self, summary: RowSummary, *, superseded: bool) -> None:
+        """Count a finished row that counts no more: a later attempt is in its place, or its sample is gone."""
+        self._add_cost(summary)
+        self.superseded += superseded
+        self.not_in_dataset += not superseded
+
+    def _add_cost(self, summary: RowSummary) -> None:
         self.api_calls += summary.api_calls
         self.usage += summary.usage
-
-    def add_failed(self, summary: RowSummary) -> None:
-        """Count a sample whose last attempt failed."""
-        self.outcomes[summary.outcome] += 1
-        self.stop_reasons[summary.stop_reason or "unknown"] += 1
 
     def _add_work(self, summary: RowSummary) -> None:
         self.stop_reasons[summary.stop_reason or "unknown"] += 1
@@ -58,14 +69,12 @@ class RunStatistics:
             self.tool_failures[name] += failures
         self.assistant_turns += summary.assistant_turns
         self.reasoning_turns += summary.reasoning_turns
-        self.api_calls += summary.api_calls
-        self.usage += summary.usage
+        self._add_cost(summary)
 
     @property
     def failed(self) -> int:
         """Samples whose last attempt failed."""
-        failures = [outcome for outcome, policy in OUTCOME_POLICY.items() if policy.destination is Destination.FAILED]
-        return sum(self.outcomes[outcome] for outcome in failures)
+        return sum(self.outcomes[outcome] for outcome, policy in OUTCOME_POLICY.items() if policy.is_failure)
 
     @property
     def merged(self) -> int:
@@ -85,11 +94,16 @@ class RunFacts:
     run_name: str
     samples: int
     """Valid rows of the dataset that the run is about."""
-    skipped_lines: int
+    not_selected: int
+    """Lines of the dataset that `max_samples` left out."""
+    invalid: int
+    """Lines of the dataset that are no samples."""
     starts: Sequence[Mapping[str, Any]]
     """One mapping a start of the run, with `started_at` and `duration_s`."""
     unreadable_lines: int = 0
     """Lines of shards that are no rows."""
+    uncounted_bytes: int = 0
+    """The rest of a dataset that was too large to count what `max_samples` left out."""
 
 
 def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequence[str]) -> dict[str, Any]:
@@ -99,22 +113,26 @@ def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequ
     return {
         "run_name": facts.run_name,
         "samples": {
-            "dataset": facts.samples,
+            "dataset_rows": facts.samples + facts.not_selected + facts.invalid,
             "completed": outcomes[Outcome.COMPLETED],
             "partial": outcomes[Outcome.PARTIAL],
             "discarded_no_reasoning": outcomes[Outcome.DISCARDED],
             "filtered": outcomes["filtered"],
             "failed": statistics.failed,
             "pending": max(0, facts.samples - statistics.done - statistics.failed),
-            "skipped_dataset_lines": facts.skipped_lines,
-            "unreadable_shard_lines": facts.unreadable_lines,
+            "not_selected": facts.not_selected,
+            "invalid": facts.invalid,
         },
+        "uncounted_dataset_bytes": facts.uncounted_bytes,
         "merged_rows": statistics.merged,
+        "rows_left_behind": {
+            "superseded": statistics.superseded,
+            "not_in_dataset": statistics.not_in_dataset,
+            "unreadable_lines": facts.unreadable_lines,
+        },
         "filtered_by_reason": dict(sorted(statistics.left_out.items())),
         "failed_by_class": {
-            str(outcome): outcomes[outcome]
-            for outcome, policy in OUTCOME_POLICY.items()
-            if policy.destination is Destination.FAILED
+            str(outcome): outcomes[outcome] for outcome, policy in OUTCOME_POLICY.items() if policy.is_failure
         },
         "stop_reasons": dict(sorted(statistics.stop_reasons.items())),
         "tool_usage": {name: _tool_entry(statistics, name) for name in tool_names},
@@ -134,12 +152,12 @@ def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequ
             "reasoning": statistics.usage.reasoning_tokens,
             "cached": statistics.usage.cached_tokens,
             "calls_that_reported": statistics.usage.reported_calls,
-            "includes": "failed attempts",
+            "includes": "failed, interrupted and superseded attempts",
         },
         "cost": {
             "usd": round(statistics.usage.cost_usd, 8) if statistics.usage.priced_calls else None,
             "calls_priced": statistics.usage.priced_calls,
-            "includes": "failed attempts",
+            "includes": "failed, interrupted and superseded attempts",
         },
         "duration_s": round(sum(float(start.get("duration_s") or 0.0) for start in facts.starts), 3),
         "starts": list(facts.starts),

@@ -15,11 +15,16 @@ from typing import Any
 
 import orjson
 
-from promptmill.bodies import decode_body, decode_json
+from promptmill.bodies import MAX_BODY_BYTES, decode_body, decode_json, too_large, without_surrogates
 from promptmill.config import ModelSettings
 from promptmill.joining import JoinedCompletion
-from toolsets.text import clean_surrogates
 
+MAX_STREAM_BYTES = 4 * MAX_BODY_BYTES
+"""Of one streamed reply, unpacked: around each word of it, some hundreds of bytes go over the wire."""
+MAX_EVENT_LINES = 1000
+"""Of one event, which has one as a rule: with each further line the event is read anew, to see whether it is whole."""
+MAX_READ_ANEW_BYTES = MAX_BODY_BYTES
+"""Of one event, all its readings together."""
 DRAIN_TIMEOUT_S = 1.0
 """How long the response's end is waited for after the end of its stream, so that the connection can be used again."""
 
@@ -52,11 +57,16 @@ async def read_stream(chunks: AsyncIterator[bytes]) -> object:
 
     Raises:
         StreamCutError: the response ended before the reply did.
-        ValueError: it is neither a stream nor JSON, or an event of it is broken; the message says what it is.
+        ValueError: it is neither a stream nor JSON, or an event of it is broken, or it is more than a reply can be; the
+            message says what it is.
     """
     reader = _EventReader()
     reply = _Reply()
+    size = 0
     async for chunk in chunks:
+        size += len(chunk)
+        if size > (most_bytes := MAX_STREAM_BYTES if reader.has_events else MAX_BODY_BYTES):
+            raise ValueError(too_large(most_bytes))
         for name, data in reader.feed(chunk):
             reply.add(name, data)
         if reply.has_ended:
@@ -117,7 +127,7 @@ class _Reply:
             self.has_ended = self.joined.has_failed
 
     def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = self.joined.body() if self._is_clean else clean_surrogates(self.joined.body())
+        body: dict[str, Any] = self.joined.body() if self._is_clean else without_surrogates(self.joined.body())
         return body
 
 
@@ -132,6 +142,7 @@ class _EventReader:
         """A line that has not ended yet."""
         self._name = b""
         self._data: list[bytes] = []
+        self._read_anew_bytes = 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Take some bytes; gives the events that are whole now."""
@@ -158,15 +169,25 @@ class _EventReader:
             field, _, value = part.removeprefix(_BOM).partition(b":")
             value = value.removeprefix(b" ")
             if field == b"data":
-                if self._data and _is_whole(b"\n".join(self._data)):
+                if self._data and self._is_whole():
                     yield from self._dispatch()
                 self._data.append(value)
+                if len(self._data) > MAX_EVENT_LINES:
+                    raise ValueError(f"the endpoint answered with an event of more than {MAX_EVENT_LINES} lines")
             elif field == b"event":
                 self._name = value
 
+    def _is_whole(self) -> bool:
+        """Whether the event could end here, though no blank line says that it does."""
+        data = b"\n".join(self._data)
+        self._read_anew_bytes += len(data)
+        if self._read_anew_bytes > MAX_READ_ANEW_BYTES and len(self._data) > 1:
+            raise ValueError("the endpoint answered with an event of too many long lines")
+        return _is_whole(data)
+
     def _dispatch(self) -> Iterator[tuple[bytes, bytes]]:
         name, data = self._name, b"\n".join(self._data).strip()
-        self._name, self._data = b"", []
+        self._name, self._data, self._read_anew_bytes = b"", [], 0
         if data:
             self.has_events = True
             self.unread.clear()
@@ -174,7 +195,6 @@ class _EventReader:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether an event could end here, though no blank line says that it does."""
     try:
         orjson.loads(data)
     except orjson.JSONDecodeError:

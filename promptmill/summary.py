@@ -26,7 +26,7 @@ def _summary(statistics: Mapping[str, Any], run_dir: str) -> Group:
     parts: list[Any] = [
         Text(),
         Text(f"Run {escaped(statistics['run_name'])}", style="bold"),
-        _samples_table(statistics["samples"]),
+        _samples_table(statistics["samples"], statistics["uncounted_dataset_bytes"]),
         Text(),
         _facts_table(statistics),
     ]
@@ -35,30 +35,53 @@ def _summary(statistics: Mapping[str, Any], run_dir: str) -> Group:
         parts += [Text(), _tools_table(used)]
     if statistics["samples"]["failed"]:
         parts += [Text(), Text(f"What failed, and why, is in {escaped(run_dir)}/failed.jsonl")]
+    if statistics["samples"]["discarded_no_reasoning"] and not statistics["merged_rows"]:
+        cure = "No row has reasoning, and all were discarded: --resume --keep_no_reasoning brings them back"
+        parts += [Text(), Text(cure)]
     reasons = statistics["filtered_by_reason"]
     if reasons:
         shown = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         parts += [Text(), Text(f"Left out of the merge by a filter: {shown}")]
+    parts += [Text(), *map(Text, left_behind)] if (left_behind := _left_behind(statistics["rows_left_behind"])) else []
     rows = f"{counted(statistics['merged_rows'], 'row')} in {escaped(run_dir)}/trajectories.jsonl"
     parts += [Text(), Text(rows, style="bold")]
     return Group(*parts)
 
 
-def _samples_table(samples: Mapping[str, int]) -> Table:
+def _left_behind(rows: Mapping[str, int]) -> list[str]:
+    """Rows that the run folder keeps and the merge does not take."""
+    said = []
+    if rows["superseded"]:
+        said.append(f"Replaced by a later attempt, and kept in their files: {counted(rows['superseded'], 'row')}")
+    if rows["not_in_dataset"]:
+        kept = counted(rows["not_in_dataset"], "row")
+        said.append(f"Of prompts that are not in the dataset now, kept but not merged: {kept}")
+    if rows["unreadable_lines"]:
+        said.append(f"No readable row, and left out: {counted(rows['unreadable_lines'], 'line')}")
+    return said
+
+
+def _samples_table(samples: Mapping[str, int], uncounted_bytes: int) -> Table:
     table = Table(show_header=False, box=None)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("prompts in the dataset", f"{samples['dataset']:,}")
+    table.add_row("rows of the dataset", f"{samples['dataset_rows']:,}")
     labels = {
         "completed": "completed",
-        "partial": "partial (turn limit, output cut, context full)",
+        "partial": "partial (turn limit, output cut, time spent …)",
         "discarded_no_reasoning": "discarded (no reasoning in any turn)",
         "filtered": "filtered at the merge",
         "failed": "failed (run again on --resume)",
         "pending": "pending (not started or interrupted)",
+        "not_selected": "not selected (--max_samples)",
+        "invalid": "invalid (no prompt in them; listed in run.json)",
     }
     for key, label in labels.items():
+        if key in ("not_selected", "invalid") and not samples[key]:
+            continue
         table.add_row(f"  {label}", f"{samples[key]:,}", style="" if samples[key] else "dim")
+    if uncounted_bytes:
+        table.add_row("  and what was not counted of the dataset", f"{uncounted_bytes / 1e9:,.1f} GB")
     return table
 
 
@@ -73,7 +96,9 @@ def _facts_table(statistics: Mapping[str, Any]) -> Table:
         f"{reasoning['includes']} included",
     )
     reported, calls = tokens["calls_that_reported"], statistics["api_calls"]
-    if reported:
+    if not calls:
+        table.add_row("Tokens", "none: no call was answered")
+    elif reported:
         known = "" if reported >= calls else f" (reported by {reported:,} of {calls:,} calls)"
         table.add_row("Tokens", f"{tokens['prompt']:,} prompt, {tokens['completion']:,} completion{known}")
     else:
@@ -88,6 +113,8 @@ def _facts_table(statistics: Mapping[str, Any]) -> Table:
 
 
 def _cost(cost: Mapping[str, Any], calls: int) -> str:
+    if not calls:
+        return "none: no call was answered"
     if cost["usd"] is None:
         return "unknown: the endpoint reports none; --price_per_mtok=IN,OUT gives prices"
     priced = cost["calls_priced"]

@@ -17,7 +17,7 @@ from promptmill.errors import ConfigError
 from promptmill.escaping import escaped
 from promptmill.exports import EXPORTS, ExportFunction, load_export
 from promptmill.flags import Flag, did_you_mean, one_of, text
-from promptmill.publish import publish, recount
+from promptmill.publish import Fates, fates_of, publish, recount
 from promptmill.rows import decoded_row
 from promptmill.run_folder import RunFolder
 from promptmill.shards import has_torn_end, read_lines, write_atomic
@@ -108,18 +108,19 @@ def merge(folder: RunFolder, options: Mapping[str, Any]) -> None:
     try:
         folder.open()
         run_json = _run_json(folder)
-        statistics = publish(folder, run_json)
+        statistics = publish(folder, run_json, _fates(folder, run_json))
     finally:
         folder.close()
-    _note_unread(folder, statistics)
+    _note_torn(folder)
     print_summary(statistics, str(folder.path))
 
 
 def stats(folder: RunFolder, options: Mapping[str, Any]) -> None:
     """Show the run's summary, counted anew."""
     del options
-    statistics = recount(folder, _run_json(folder))
-    _note_unread(folder, statistics)
+    run_json = _run_json(folder)
+    statistics = recount(folder, run_json, _fates(folder, run_json))
+    _note_torn(folder)
     _note_newer_rows(folder)
     print_summary(statistics, str(folder.path))
 
@@ -131,10 +132,17 @@ def _run_json(folder: RunFolder) -> dict[str, Any]:
     return run_json
 
 
-def _note_unread(folder: RunFolder, statistics: Mapping[str, Any]) -> None:
-    unreadable = statistics["samples"]["unreadable_shard_lines"]
-    if unreadable:
-        _note(f"lines that are no readable rows, and are left out: {unreadable:,}")
+def _fates(folder: RunFolder, run_json: Mapping[str, Any]) -> Fates:
+    fates, knows_dataset = fates_of(folder, run_json)
+    if run_json and not knows_dataset:
+        _note(
+            "the dataset is not where the run had it, or was changed since: rows of prompts that it has no more, if "
+            "any, are taken too"
+        )
+    return fates
+
+
+def _note_torn(folder: RunFolder) -> None:
     for path in folder.row_files():
         if has_torn_end(path):
             _note(f"{path}: the last line is torn (its write was cut off, or is going on), and is left out")

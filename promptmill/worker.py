@@ -3,15 +3,18 @@
 A worker never touches the run folder. What it finishes it hands on as encoded rows.
 """
 
+import asyncio
 import logging
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from promptmill.agent import Agent, ToolOffer, record_failure
 from promptmill.client import ModelClient
 from promptmill.config import WorkerSettings
-from promptmill.errors import RunStoppedError
+from promptmill.deadlines import PromptClock
+from promptmill.errors import Outcome, RunStoppedError
 from promptmill.escaping import preview
 from promptmill.finished import finished_sample, unstarted
 from promptmill.limiter import Gate
@@ -35,22 +38,30 @@ class Worker:
         self.events = events
         self._prices = Prices(settings.config.model)
         self.client = ModelClient(settings.config.model, max_connections=settings.conversations, gate=gate)
+        self._agents: dict[int, Agent] = {}
+        """By sample: what is known of a conversation until its row is handed on."""
+        self._clocks: set[PromptClock] = set()
+        """Of the conversations that are held now."""
+
+    @property
+    def least_left_s(self) -> float:
+        """How soon the first of the conversations that are held now must have ended, in seconds of its own time."""
+        return min((clock.left_s for clock in self._clocks), default=self.settings.config.agent.prompt_timeout_s)
 
     async def close(self) -> None:
         """Close the connections to the model."""
         await self.client.close()
 
     async def run_batch(self, batch: Batch) -> None:
-        """Run a batch's samples in order, as far as the run's limits let them start.
+        """Run a batch's samples in order: the first at once, each further one when the one before lets it start.
 
         Raises:
             RunStoppedError: the run must stop; samples not yet handed on are owed again.
         """
-        has_limits = self.settings.config.limits.are_set
-        for sample in batch.samples:
-            if has_limits and not await self.events.may_start(batch.number):
+        for place, sample in enumerate(batch.samples, start=1):
+            result = await self._finished(sample, batch.number)
+            if not await self.events.sample_finished(replace(result, has_next=place < len(batch.samples))):
                 break
-            await self.events.sample_finished(await self._finished(sample, batch.number))
         await self.events.batch_finished(batch.number)
 
     async def _finished(self, sample: Sample, batch_number: int) -> SampleResult:
@@ -58,12 +69,25 @@ class Worker:
         config = self.settings.config
         try:
             return finished_sample(config, await self.run_sample(sample), sample, batch_number)
-        except RunStoppedError:
+        except (RunStoppedError, asyncio.CancelledError):
+            await self._hand_on_interrupted(sample, batch_number)
             raise
         except Exception as exc:  # the fence around one sample: its neighbours go on
             logger.exception("sample %d failed", sample.index)
             result = unstarted(config, sample, "crashed", f"{type(exc).__name__}: {exc}")
             return finished_sample(config, result, sample, batch_number)
+        finally:
+            self._agents.pop(sample.index, None)
+
+    async def _hand_on_interrupted(self, sample: Sample, batch_number: int) -> None:
+        """Keep what a conversation that is broken off has cost: it was paid, and counts against the run's limits."""
+        agent = self._agents.get(sample.index)
+        result = None if agent is None else agent.result
+        if result is None or not (result.api_calls or result.usage.reported_calls):
+            return
+        result.outcome, result.stop_reason = Outcome.INTERRUPTED, "interrupted"
+        result.error = "broken off when the run was stopped; it is run again on --resume"
+        await self.events.sample_interrupted(finished_sample(self.settings.config, result, sample, batch_number))
 
     async def run_sample(self, sample: Sample) -> AgentResult:
         """Run one sample in a sandbox of its own.
@@ -88,7 +112,13 @@ class Worker:
             await sandbox.start()
             settings, context = self.settings.config.agent, ToolContext(sandbox)
             agent = Agent(self.client, settings, offer, context, self._observer(sample), self._prices.priced)
-            return await agent.run(sample.prompt)
+            self._agents[sample.index] = agent
+            clock = PromptClock(settings.prompt_timeout_s)
+            self._clocks.add(clock)
+            try:
+                return await agent.run(sample.prompt, clock)
+            finally:
+                self._clocks.remove(clock)
         finally:
             await self._close(sandbox)
 

@@ -33,6 +33,8 @@ from tests.fakes.model_server import (
     tool_call,
 )
 from tests.rows import make_settings
+from tests.test_command import run_inline
+from tests.test_replies import MESSAGES
 
 pytest_plugins = ("tests.toolbench_fixtures",)
 QUICK = RetryPolicy(max_attempts=3, first_backoff_s=0.001, max_backoff_s=0.002)
@@ -63,26 +65,38 @@ class Held:
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
-def hold(request, start_server, bench):
+def transport(request) -> bool:
+    """Whether replies are streamed."""
+    return request.param
+
+
+@pytest.fixture
+def hold(transport, start_server, bench):
     """Holds a conversation with a script, in one of the transports."""
 
-    async def held(script, **settings) -> Held:
+    async def held(script, agent: AgentSettings | None = None, **settings) -> Held:
         server = await start_server(script)
-        client = ModelClient(make_settings(server.base_url, stream=request.param, **settings), retries=QUICK)
+        client = ModelClient(make_settings(server.base_url, stream=transport, **settings), retries=QUICK)
         tools = {name: bench.tools[name] for name in ("terminal", "read_file")}
         offer = ToolOffer(("terminal", "file"), tools, frozenset(tools))
+        agent = agent or AgentSettings(max_turns=4)
         try:
-            result = await Agent(client, AgentSettings(max_turns=4), offer, bench.context).run("go")
+            result = await Agent(client, agent, offer, bench.context).run("go")
         finally:
             await client.close()
         facts = RowFacts(0, "m", 0, tuple(tools), datetime(2026, 1, 1))
         row = build_row(result, Sample(index=0, prompt="go", content_hash="0" * 32), facts)
         assert {key: type(row[key]) for key in OWN_DEFAULTS} == {key: type(OWN_DEFAULTS[key]) for key in OWN_DEFAULTS}
         assert summarise(orjson.loads(orjson.dumps(row))).outcome is result.outcome
-        assert all(bool(body.get("stream")) is request.param for body in server.bodies)
+        assert all(bool(body.get("stream")) is transport for body in server.bodies)
         return Held(row, [dict(body) for body in server.bodies])
 
     return held
+
+
+def assert_each_call_has_its_result(held: Held) -> None:
+    answered = [turn["tool_call_id"] for turn in held.row["conversations"] if turn["from"] == "tool"]
+    assert answered == [entry["id"] for entry in held.calls]
 
 
 # ── what ends at once ─────────────────────────────────────────────────────────────────────────────────────
@@ -154,6 +168,7 @@ KINDS = {
     "the model's refusal": refused(say(None, refusal="I will not."), "the model refused: I will not."),
     "a refusal beside text": refused(say("I cannot", refusal="I will not."), "the model refused: I will not."),
     "no text": Kind(say(""), Outcome.REFUSED, 3, "refused", [], "neither text nor a tool call"),
+    "blanks": Kind(say(" \n\t"), Outcome.REFUSED, 3, "refused", [], "neither text nor a tool call"),
     "null": Kind(say(None), Outcome.REFUSED, 3, "refused", [], "neither text nor a tool call"),
     "only reasoning": Kind(say(None, reasoning="hm"), Outcome.REFUSED, 3, "refused", [], "neither text nor"),
     "only a tag": Kind(say("<think>hm"), Outcome.REFUSED, 3, "refused", [], "neither text nor"),
@@ -183,7 +198,9 @@ async def test_each_kind_of_reply_ends_as_it_should(hold, name):
     assert (row["completed"], row["partial"]) == (kind.outcome is Outcome.COMPLETED, kind.outcome is Outcome.PARTIAL)
     assert held.values == kind.values
     assert kind.error in row["error"]
-    assert held.results == []
+    assert bool(row["error"]) is (not row["completed"])
+    assert_each_call_has_its_result(held)
+    assert row["tool_stats"]["terminal"]["count"] == 0
     assert row["api_calls"] == len(kind.values)
 
 
@@ -237,14 +254,15 @@ async def test_an_unknown_name_gets_an_error_that_lists_the_real_ones(hold, writ
     assert (held.row["unknown_tools"], held.row["repaired_tools"], len(held.requests)) == ([written], [], 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ('{"command": "ls', "not valid JSON"), ("[1]", "must be a JSON object"), ('"ls"', "must be a JSON object"),
-        ("", "missing required parameter"), (None, "missing required parameter"), ("null", "missing required"),
-        ({"comand": "ls"}, "did you mean 'command'"), ('{"command": "a"}{"command": "b"}', "not valid JSON"),
-    ],
-)  # fmt: skip
+UNUSABLE = [
+    ('{"command": "ls', "not valid JSON"), ("[1]", "must be a JSON object"), ('"ls"', "must be a JSON object"),
+    ("", "missing required parameter"), (None, "missing required parameter"), ("null", "missing required"),
+    ("{}", "missing required parameter"), ([1], "must be a JSON object"), ([LS], "must be a JSON object"),
+    ({"comand": "ls"}, "did you mean 'command'"), ('{"command": "a"}{"command": "b"}', "not valid JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "error"), UNUSABLE)
 async def test_arguments_that_cannot_be_used_get_an_error_and_the_conversation_goes_on(hold, arguments, error):
     held = await hold(by_turn(call("terminal", arguments), DONE))
     (result,) = held.results
@@ -265,7 +283,11 @@ async def test_ids_that_are_repeated_or_used_again_are_told_apart(hold):
 async def test_a_call_at_the_token_limit_is_never_executed(hold, finish_reason):
     usage = {"prompt_tokens": 5, "completion_tokens": 20}
     held = await hold(lambda request: call("terminal", LS, finish_reason=finish_reason, usage=usage), max_tokens=20)
-    assert (held.row["outcome"], held.row["stop_reason"], held.results) == ("partial", "output_cut", [])
+    assert (held.row["outcome"], held.row["stop_reason"]) == ("partial", "output_cut")
+    assert held.row["tool_stats"]["terminal"] == {"count": 0, "success": 0, "failure": 0}
+    assert_each_call_has_its_result(held)
+    assert held.results == ['{"error":"not executed: the reply was cut at its token limit, and may not be whole"}']
+    assert held.row["error"] == "the reply was cut at its token limit (--max_tokens)"
     assert orjson.loads(held.calls[0]["function"]["arguments"]) == LS
 
 
@@ -276,6 +298,17 @@ async def test_results_stand_in_the_order_of_the_calls_whichever_fail(hold):
     assert [turn["name"] for turn in held.row["conversations"] if turn["from"] == "tool"] == [
         "teleport", "terminal", "terminal",
     ]  # fmt: skip
+
+
+async def test_reasoning_in_any_form_is_one_block_of_its_row(start_server, transport):
+    server = await start_server(lambda request: completion(MESSAGES[int(request.prompt)]))
+    prompts = [str(place) for place in range(len(MESSAGES))]
+    run = await run_inline(server.base_url, prompts, sandbox="local", stream=transport)
+    assert run.prompts == prompts
+    for row in run.rows:
+        message = MESSAGES[int(row["conversations"][1]["value"])]
+        assert row["conversations"][2:] == [{"from": "gpt", "value": WHY + "so"}], message
+        assert (row["outcome"], row["assistant_turns"], row["reasoning_turns"]) == ("completed", 1, 1)
 
 
 # ── what goes back, and what cannot be forged ─────────────────────────────────────────────────────────────
@@ -335,3 +368,45 @@ async def test_a_model_that_never_makes_a_valid_call_is_ended_after_three_turns(
 async def test_a_valid_call_in_between_gives_it_three_turns_again(hold):
     held = await hold(by_turn(call("teleport", LS), call("teleport", LS), call("terminal", LS), call("teleport", LS)))
     assert (held.row["stop_reason"], len(held.requests)) == ("max_turns", 4)
+
+
+# ── conversations that end early ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("agent", "stop_reason", "error"),
+    [
+        (AgentSettings(max_turns=1), "max_turns", "no answer within 1 model call (--max_turns)"),
+        (
+            AgentSettings(prompt_max_tokens=100),
+            "prompt_max_tokens",
+            "another call would pass the prompt's limit of 100 tokens (--prompt_max_tokens)",
+        ),
+    ],
+    ids=["max_turns", "prompt_max_tokens"],
+)
+async def test_a_conversation_that_ends_early_says_why_in_a_sentence(hold, agent, stop_reason, error):
+    held = await hold(lambda request: call("terminal", LS, id=f"c{request.turn}"), agent)
+    assert (held.row["stop_reason"], held.row["error"]) == (stop_reason, error)
+    assert_each_call_has_its_result(held)
+    assert held.row["tool_stats"]["terminal"]["count"] == 1
+
+
+async def test_the_calls_that_a_prompts_time_did_not_suffice_for_have_results_that_say_so(hold):
+    waits = [("terminal", LS), ("terminal", {"command": "sleep 60"}), ("terminal", LS), ("read_file", {"path": "a"})]
+    held = await hold(lambda request: calls(waits, reasoning="why"), AgentSettings(prompt_timeout_s=1))
+    assert (held.row["outcome"], held.row["stop_reason"]) == ("partial", "prompt_timeout")
+    assert_each_call_has_its_result(held)
+    assert orjson.loads(held.results[0])["output"] == "42"
+    assert held.results[1:] == [
+        '{"error":"not finished: the prompt\'s time was spent"}',
+        *['{"error":"not executed: the prompt\'s time was spent"}'] * 2,
+    ]
+    assert held.row["tool_stats"]["terminal"] == {"count": 1, "success": 1, "failure": 0}
+
+
+async def test_too_many_calls_are_not_executed_and_have_results(hold):
+    held = await hold(lambda request: calls([("terminal", LS)] * 1001))
+    assert (held.row["stop_reason"], len(held.results)) == ("too_many_calls", 1001)
+    assert held.row["error"] == "the model asked for 1,001 calls at once; none of more than 1,000 is executed"
+    assert_each_call_has_its_result(held)

@@ -93,7 +93,7 @@ async def test_the_documented_script_runs_as_it_is_written(start_server, tmp_pat
     assert run.shards == {"batch_0.jsonl": prompts[:8], "batch_1.jsonl": prompts[8:]}
     assert run.prompts == prompts
     assert run.json("checkpoint.json")["completed_prompts"] == list(range(9))
-    assert run.samples["skipped_dataset_lines"] == 2
+    assert run.samples["invalid"] == 2
     assert run.json("run.json")["options"]["max_turns"] == 20
     assert {tuple(row["toolsets_used"]) for row in run.rows} == {("terminal", "file")}
     assert server.count == 27
@@ -319,12 +319,14 @@ async def test_a_tool_of_the_run_that_was_not_drawn_for_the_prompt_is_an_error_a
 async def test_max_samples_on_resume_is_the_runs_own_unless_another_is_given(server):
     await run_inline(server.base_url, list("abcde"), max_samples=2)
     run = await run_inline(server.base_url, resume=True)
-    assert (run.prompts, run.samples["dataset"]) == (["a", "b"], 2)
+    assert (run.prompts, run.samples["not_selected"]) == (["a", "b"], 3)
     run = await run_inline(server.base_url, resume=True, max_samples=4)
     assert (run.prompts, run.samples["pending"]) == (["a", "b", "c", "d"], 0)
     run = await run_inline(server.base_url, resume=True, max_samples=1)
-    assert (run.prompts, run.samples["dataset"]) == (["a", "b", "c", "d"], 1)
-    assert server.count == 4
+    assert (run.prompts, run.samples["not_selected"]) == (["a"], 4)
+    assert run.json("statistics.json")["rows_left_behind"]["not_in_dataset"] == 3
+    run = await run_inline(server.base_url, resume=True, max_samples="all")
+    assert (sorted(run.prompts), server.count) == (list("abcde"), 5)
 
 
 async def test_a_prompt_listed_three_times_is_owed_three_rows(server):
@@ -470,7 +472,7 @@ def assert_complete(run: RunFiles, prompts: list[str]) -> None:
     assert run.json("checkpoint.json")["completed_prompts"] == list(range(len(prompts)))
     samples = run.samples
     assert (samples["completed"], samples["pending"], samples["failed"]) == (len(prompts), 0, 0)
-    assert samples["unreadable_shard_lines"] == 0
+    assert run.json("statistics.json")["rows_left_behind"]["unreadable_lines"] == 0
     usage = run.json("statistics.json")["tool_usage"]
     assert usage["terminal"] == {"count": len(prompts), "success": len(prompts), "failure": 0, "success_percent": 100.0}
 

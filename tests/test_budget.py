@@ -10,7 +10,7 @@ import pytest
 
 from promptmill.budget import Budget, Spent, duration_of, settled_starts
 from promptmill.config import Limits
-from promptmill.errors import LimitReachedError
+from promptmill.errors import EndpointError, LimitReachedError
 from tests.fakes.model_server import Answer, RecordedRequest, ScriptedServer, call, fail, one_turn, say
 from tests.rows import make_summary
 from tests.test_command import RunFiles, as_flags, command, run_inline, run_options, started
@@ -83,6 +83,16 @@ def test_a_batch_whose_worker_died_is_in_flight_once():
     assert [one.may_start(7) for _ in range(5)] == [True] * 5
 
 
+def test_a_batch_that_is_not_run_any_further_is_in_flight_no_more():
+    one = budget(max_total_tokens=330)
+    one.may_start(0)
+    end(one)
+    assert [one.may_start(7), one.in_flight] == [True, 1]
+    one.let_go(7)
+    one.let_go(8)
+    assert [one.in_flight, one.may_start(8), one.may_start(9)] == [0, True, True]
+
+
 def test_calls_without_a_cost_are_taken_to_cost_the_mean_of_the_others():
     one = budget(max_cost_usd=0.05)
     one.may_start(0)
@@ -103,7 +113,7 @@ def test_prompts_that_never_called_the_model_do_not_lower_the_mean():
 @pytest.mark.parametrize(
     ("limit", "said"),
     [
-        ({"max_cost_usd": 1}, "--max_cost_usd=1 cannot be kept: .*give --price_per_mtok=IN,OUT"),
+        ({"max_cost_usd": 1}, "--max_cost_usd=1 cannot be kept: .*tells what calls cost"),
         ({"max_total_tokens": 9}, "--max_total_tokens=9 cannot be kept: the endpoint does not report tokens"),
     ],
 )
@@ -325,3 +335,53 @@ async def test_a_worker_that_dies_under_a_limit_does_not_end_the_run(server):
             distribution="terminal_only",
         )  # fmt: skip
     assert server.count == 16
+
+
+def dear(request: RecordedRequest) -> Answer:
+    """A tool call for ever, a cent each."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "cost": 0.01}
+    return call("terminal", {"command": "true"}, reasoning="r", usage=usage)
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+async def test_what_an_interrupted_prompt_has_cost_is_kept_and_counts_on_resume(start_server, engine):
+    third = asyncio.Event()
+
+    async def answer(request: RecordedRequest) -> Answer:
+        if request.turn == 2:
+            third.set()
+            await asyncio.Event().wait()
+        return dear(request)
+
+    server = await start_server(answer)
+    options = run_options(server.base_url, ["a", "b"], engine=engine, batch_size=1, grace_s=0, sandbox="local")
+    async with started(*as_flags(options), "--max_cost_usd=5") as running:
+        await running.until(third)
+        running.send(signal.SIGINT)
+        ended = await running.ended()
+    assert ended.code == 130
+    run = RunFiles(Path("data/run"))
+    rows = run.lines("failed.jsonl")
+    answered = sum(row["api_calls"] for row in rows)
+    assert answered >= 2
+    assert {row["outcome"] for row in rows} == {"interrupted"}
+    statistics = run.json("statistics.json")
+    assert statistics["cost"]["usd"] == pytest.approx(answered * PRICE_USD)
+    assert (statistics["samples"]["pending"], statistics["samples"]["failed"]) == (2, 0)
+    assert run.json("checkpoint.json")["completed_prompts"] == []
+    server.script = paid
+    ended = await command(*as_flags(options), "--resume", "--max_cost_usd=5")
+    assert f"Former starts spent ${answered * PRICE_USD:.4f}" in ended.stderr
+    assert (ended.code, sorted(run.prompts)) == (0, ["a", "b"])
+    assert run.samples["failed"] == 0
+    assert {row["attempt"] for row in run.rows} <= {1, 2}
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+async def test_a_run_that_is_refused_credit_counts_what_its_conversations_have_cost(start_server, engine):
+    server = await start_server(lambda request: fail(402, "no credit") if request.number > 6 else dear(request))
+    with pytest.raises(EndpointError):
+        await run_inline(server.base_url, list("abcd"), engine=engine, batch_size=1, sandbox="local")
+    statistics = RunFiles(Path("data/run")).json("statistics.json")
+    assert statistics["samples"]["pending"] == 4
+    assert statistics["cost"]["usd"] == pytest.approx(6 * PRICE_USD, abs=2 * PRICE_USD)

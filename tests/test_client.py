@@ -1,13 +1,22 @@
 """One model call over real HTTP: what is sent, what is retried, and what each failure means."""
 
 import asyncio
+import gzip
 import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
+import orjson
 import pytest
 
+from promptmill import streaming
 from promptmill.client import ModelClient
 from promptmill.config import Reasoning, Routing
+from promptmill.deadlines import PromptClock
+from promptmill.endpoints import NO_KEY
 from promptmill.errors import (
     ContextFullError,
     EndpointError,
@@ -22,6 +31,7 @@ from tests.fakes.model_server import (
     ScriptedServer,
     call,
     drop,
+    events,
     fail,
     in_order,
     raw,
@@ -181,12 +191,40 @@ async def test_nothing_from_the_environment_is_sent_to_a_foreign_host(server, mo
     assert "secret" not in str(request)
 
 
-async def test_a_redirect_to_another_host_does_not_take_the_key_along(server, start_server):
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_redirect_to_another_server_is_sent_nothing_and_stops_the_run(server, start_server, status, stream):
     stranger = await start_server(lambda request: say("hi"))
-    server.script = lambda request: fail(307, headers={"Location": f"{stranger.base_url}/chat/completions"})
-    await complete(server)
-    (request,) = stranger.requests
-    assert "test-key" not in str(request)
+    server.script = lambda request: fail(status, headers={"Location": f"{stranger.base_url}/chat/completions"})
+    with pytest.raises(EndpointError, match=rf"\({status}\) to another server, {stranger.proxy_url}; nothing was sent"):
+        await complete(server, stream=stream)
+    assert (server.count, stranger.count) == (1, 0)
+
+
+async def test_a_redirect_to_the_same_host_without_tls_or_by_another_name_is_one_to_another_server(server):
+    for goal in (f"https{server.proxy_url[4:]}/v1", server.proxy_url.replace("127.0.0.1", "localhost"), "//evil.test/"):
+        server.script = lambda request, goal=goal: fail(307, headers={"Location": goal})
+        with pytest.raises(EndpointError, match="to another server"):
+            await complete(server)
+    assert server.count == 3
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_redirect_within_the_server_is_followed_with_all_that_was_sent(server, stream):
+    def script(request):
+        moved = fail(308, "x" * 100_000, headers={"Location": "/v1/new/chat/completions"})
+        return say("hi") if request.path.startswith("/v1/new/") else moved
+
+    server.script = script
+    assert (await complete(server, stream=stream)).message.content == "hi"
+    first, second = server.requests
+    assert (second.method, second.api_key, second.body) == ("POST", "test-key", first.body)
+
+
+async def test_a_server_that_redirects_for_ever_is_transient(server):
+    server.script = lambda request: fail(307, headers={"Location": "/v1/chat/completions"})
+    with pytest.raises(TransientModelError, match="redirects"):
+        await complete(server, retries=replace(QUICK, max_attempts=1))
 
 
 async def test_a_message_is_encoded_once_however_often_it_is_sent(server):
@@ -243,15 +281,45 @@ async def test_an_endpoint_at_which_nobody_ever_listened_stops_the_run():
         await complete(gone)
 
 
-async def test_an_endpoint_that_has_answered_and_is_gone_fails_the_sample_alone():
-    async with ScriptedServer(lambda request: say("hi")) as server:
-        client = ModelClient(make_settings(server.base_url), retries=QUICK)
-        await client.complete([Message("user", "hello")], ())
-    try:
-        with pytest.raises(TransientModelError, match="no answer from"):
-            await client.complete([Message("user", "hello")], ())
-    finally:
-        await client.close()
+@pytest.fixture
+async def gone() -> AsyncIterator[ModelClient]:
+    """A client whose endpoint has answered it once, and cannot be reached any more."""
+    patient = RetryPolicy(max_attempts=2, first_backoff_s=0.02, max_backoff_s=0.04, max_outage_s=0.4)
+    async with ScriptedServer(lambda request: fail(500) if request.number == 1 else say("hi")) as server:
+        client = ModelClient(make_settings(server.base_url, request_timeout_s=5), retries=patient)
+        assert (await client.complete(HELLO, ())).message.content == "hi"
+    yield client
+    await client.close()
+
+
+async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    body = say("back").body
+    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+    writer.close()
+
+
+async def test_an_endpoint_that_has_answered_and_is_gone_is_waited_for_beyond_a_prompts_own_time(gone, caplog):
+    port = int(gone.settings.endpoint.base_url.split(":")[2].removesuffix("/v1"))
+
+    async def hold() -> str:
+        async with PromptClock(0.2) as clock:
+            return (await gone.complete(HELLO, (), clock)).message.content
+
+    held = [asyncio.create_task(hold()) for _ in range(3)]
+    await asyncio.sleep(0.3)  # the outage is the subject
+    async with await asyncio.start_server(answer_once, "127.0.0.1", port):
+        assert await asyncio.gather(*held) == ["back"] * 3
+    (line,) = caplog.messages
+    assert line == f"http://127.0.0.1:{port}/v1 does not answer; waiting up to 0.4 s"
+
+
+async def test_an_endpoint_that_is_gone_for_too_long_stops_the_run(gone):
+    started_s = time.monotonic()
+    with pytest.raises(EndpointError, match=r"has not answered for 0\.4 s \(no answer from .*with --resume"):
+        await gone.complete(HELLO, ())
+    assert 0.4 <= time.monotonic() - started_s < 5
 
 
 async def test_a_403_after_a_success_is_about_the_prompt(server):
@@ -271,14 +339,30 @@ async def test_the_failure_says_what_the_endpoint_said(server):
         await complete(server)
 
 
-SLOW = RetryPolicy(max_attempts=2, first_backoff_s=600, max_backoff_s=600)
+async def test_the_wait_is_what_the_server_asks_for(server):
+    server.script = in_order(fail(429, headers={"Retry-After": "0.3"}), say("hi"))
+    started_s = time.monotonic()
+    await complete(server)
+    assert time.monotonic() - started_s >= 0.3
 
 
-@pytest.mark.parametrize("seconds", ["0", "0.01", "-3"])
-async def test_the_wait_is_what_the_server_asks_for(server, seconds):
-    server.script = in_order(fail(429, headers={"Retry-After": seconds}), say("hi"))
-    async with asyncio.timeout(10):  # left to itself it would wait for 300 s
-        await complete(server, retries=SLOW)
+@pytest.mark.parametrize("asked", ["0", "-3", "0.001", "Wed, 21 Oct 2015 07:28:00 GMT"])
+@pytest.mark.parametrize("status", [429, 503])
+async def test_no_wait_is_shorter_than_our_own(server, status, asked):
+    server.script = in_order(*[fail(status, headers={"Retry-After": asked})] * 3, say("hi"))
+    started_s = time.monotonic()
+    await complete(server, retries=RetryPolicy(first_backoff_s=0.1))
+    assert time.monotonic() - started_s >= (0.1 + 0.2 + 0.4) / 2
+
+
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "6"}])
+async def test_the_waits_after_faults_are_part_of_the_calls_own_time(server, headers):
+    server.script = lambda request: fail(500, "oops", headers=headers)
+    started_s = time.monotonic()
+    said = r"answered 500: oops \(after .* attempts?; --request_timeout_s=0\.5 leaves no time for another\)"
+    with pytest.raises(TransientModelError, match=said):
+        await complete(server, retries=RetryPolicy(max_attempts=99, first_backoff_s=0.1), request_timeout_s=0.5)
+    assert time.monotonic() - started_s < 2
 
 
 async def test_a_server_that_asks_for_a_day_does_not_get_it(server):
@@ -300,6 +384,92 @@ async def test_a_wait_that_is_no_number_is_ignored(server, header):
     server.script = in_order(fail(429, headers={"Retry-After": header}), say("hi"))
     await complete(server)
     assert len(server.requests) == 2
+
+
+# ── replies without end ───────────────────────────────────────────────────────────────────────────────────
+
+ServeForEver = Callable[[str, bytes], Awaitable[str]]
+
+
+@pytest.fixture
+async def serve_for_ever() -> AsyncIterator[ServeForEver]:
+    """Starts servers whose answers never end: `base_url = await serve_for_ever(status_line_and_headers, piece)`."""
+    servers: list[asyncio.Server] = []
+
+    async def start(head: str, piece: bytes) -> str:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(ConnectionError):
+                writer.write(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode())
+                while not writer.is_closing():
+                    writer.write(piece)
+                    await writer.drain()
+
+        servers.append(await asyncio.start_server(answer, "127.0.0.1", 0))
+        return f"http://127.0.0.1:{servers[-1].sockets[0].getsockname()[1]}/v1"
+
+    yield start
+    for each in servers:
+        each.close()
+
+
+TWICE = replace(QUICK, max_attempts=2)
+MIB = 1 << 20
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"a" * 65_000 + b'"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind", "piece"),
+    [(False, "application/json", b" " * MIB), (True, "application/json", b" " * MIB),
+     (True, "text/event-stream", b": wait" + b" " * 5000 + b"\n"), (True, "text/event-stream", b"data: x" * 10_000)],
+    ids=["whole", "asked to stream", "comments alone", "one line"],
+)  # fmt: skip
+async def test_a_reply_without_end_is_read_up_to_a_bound_and_is_transient(serve_for_ever, stream, kind, piece):
+    base_url = await serve_for_ever(f"200 OK\r\nContent-Type: {kind}", piece)
+    with pytest.raises(TransientModelError, match=r"with more than 64 MiB, which no reply has.*\(after 2 attempts\)"):
+        await complete(None, base_url=base_url, stream=stream, retries=TWICE)
+
+
+async def test_an_event_of_lines_without_end_is_given_up_at_once(serve_for_ever):
+    base_url = await serve_for_ever("200 OK\r\nContent-Type: text/event-stream", b"data: {\n" * 10_000)
+    with pytest.raises(TransientModelError, match=r"an event of more than 1000 lines \(after 2 attempts\)"):
+        await complete(None, base_url=base_url, stream=True, retries=TWICE)
+
+
+async def test_a_stream_of_events_without_end_is_read_up_to_a_bound_of_its_own(serve_for_ever, monkeypatch):
+    assert streaming.MAX_STREAM_BYTES == 256 * MIB
+    monkeypatch.setattr(streaming, "MAX_STREAM_BYTES", 8 * MIB)
+    base_url = await serve_for_ever("200 OK\r\nContent-Type: text/event-stream", EVENT)
+    with pytest.raises(TransientModelError, match=r"with more than 8 MiB, which no reply has.*\(after 2 attempts\)"):
+        await complete(None, base_url=base_url, stream=True, retries=TWICE)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_what_counts_is_a_replys_size_when_it_is_unpacked(server, stream):
+    good = say("hi", reasoning="polite").body
+    fits, bomb = (gzip.compress(good + b" " * (size - len(good)), 1) for size in (64 * MIB, 64 * MIB + 1))
+    assert len(bomb) < MIB
+    packed = {"Content-Encoding": "gzip"}
+    server.script = in_order(replace(raw(bomb), headers=packed), replace(raw(fits), headers=packed))
+    assert (await complete(server, stream=stream)).message.content == "hi"
+    assert server.count == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "error"),
+    [
+        ("401 No", b"x" * MIB, EndpointError),
+        ("400 Bad", b'{"error": {"message": "' + b"x" * MIB, RejectedRequestError),
+        ("500 Oops", b"x" * MIB, TransientModelError),
+        ("500 Oops\r\nContent-Encoding: gzip", gzip.compress(b"x" * 20 * MIB), TransientModelError),
+        ("307 Go\r\nLocation: http://127.0.0.1:9/v1", b"x" * MIB, EndpointError),
+    ],
+)
+async def test_an_error_without_end_means_what_its_status_says(serve_for_ever, head, piece, error):
+    base_url = await serve_for_ever(head, piece)
+    with pytest.raises(error) as caught:
+        await complete(None, base_url=base_url, retries=TWICE)
+    assert head[:3] in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 # ── what each failure means ───────────────────────────────────────────────────────────────────────────────
@@ -332,6 +502,94 @@ async def test_what_cannot_pass_is_asked_once(server, failure, error):
     with pytest.raises(error):
         await complete(server)
     assert len(server.requests) == 1
+
+
+CHARSETS = ["hex", "undefined", "idna", "punycode", "utf-7", "rot13", "no-such", "iso-8859-1"]
+
+
+@pytest.mark.parametrize("charset", CHARSETS)
+async def test_a_status_decides_whatever_can_be_read_of_what_comes_with_it(server, charset):
+    headers = {"Content-Type": f"text/plain; charset={charset}"}
+    server.script = lambda request: replace(raw(b"bad key \xe9", status=401), headers=headers)
+    with pytest.raises(EndpointError, match="answered 401: bad key [\ufffdé];"):
+        await complete(server)
+    packed = {"Content-Encoding": "gzip"}
+    server.script = lambda request: replace(raw(b"no gzip", status=401), headers=packed)
+    with pytest.raises(EndpointError, match="answered 401"):
+        await complete(server)
+    server.script = lambda request: drop(b"HTTP/1.1 401 No\r\nContent-Length: 1000\r\n\r\nbad k")
+    with pytest.raises(EndpointError, match="answered 401"):
+        await complete(server)
+    assert server.count == 3
+
+
+async def test_an_address_that_is_wrong_is_shown_as_it_was_called(server):
+    server.script = lambda request: fail(404, "no such route")
+    said = f"{server.base_url}/chat/completions answered 404: no such route; check"
+    with pytest.raises(EndpointError, match=re.escape(said)):
+        await complete(server)
+
+
+async def test_a_server_of_ones_own_that_wants_a_key_says_where_to_put_one(server):
+    server.script = lambda request: fail(401, "who?")
+    said = r"answered 401: who\?; no key was sent: set HOST_127_0_0_1_API_KEY in the environment, or give --api_key"
+    with pytest.raises(EndpointError, match=said):
+        await complete(server, api_key=NO_KEY)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_error_inside_a_200_says_so_and_one_of_overload_is_waited_for(server, stream):
+    server.script = lambda request: raw('{"error": {"code": 402, "message": "no credit"}}')
+    with pytest.raises(EndpointError, match="answered 200 with an error: no credit; check"):
+        await complete(server, stream=stream)
+    overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    busy = events(overloaded, done=False) if stream else raw(orjson.dumps(overloaded))
+    server.script = lambda request: busy if request.number < 9 else say("hi")
+    once = replace(QUICK, max_attempts=1, max_refusals=9)
+    assert (await complete(server, stream=stream, retries=once)).message.content == "hi"
+
+
+# ── what is too deep ──────────────────────────────────────────────────────────────────────────────────────
+
+DEEP = b"[" * 300 + b"]" * 300
+
+
+@pytest.mark.parametrize("detail", [DEEP, b'[{"index":123456789012345678901234567890}]'], ids=["deep", "large number"])
+async def test_what_cannot_be_sent_back_is_left_out(server, detail):
+    wanted = b'{"x":NaN,"choices":[{"message":{"content":"hi","reasoning_details":' + detail + b"}}]}"
+    server.script = in_order(raw(wanted), say("so"))
+    reply = await complete(server)
+    await complete(server, [*HELLO, reply.message, Message("user", "and?")])
+    assert server.bodies[1]["messages"][2] == {"role": "assistant", "content": "hi"}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_broken_reply_that_is_nested_deeply_is_tried_again(server, stream):
+    broken = b'{"choices":[{"message":{"content":"\\ud800","x":' + b"[" * 800 + b"]" * 800 + b"}}]}"
+    server.script = in_order(events(b"data: " + broken + b"\n\n") if stream else raw(broken), say("hi"))
+    assert (await complete(server, stream=stream)).message.content == "hi"
+
+
+# ── what the model wrote all the same ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("answer", "written"),
+    [
+        (say("half an answ", reasoning="why", finish_reason="content_filter"), "<think>\nwhy\n</think>\nhalf an answ"),
+        (say(None, reasoning="why", refusal="no " * 200), "<think>\nwhy\n</think>\n" + ("no " * 200).strip()),
+        (say("", reasoning="why"), "<think>\nwhy\n</think>"),
+        (call("terminal", '{"a": 1}', finish_reason="content_filter"), 'terminal({"a": 1})'),
+        (say("x" * 30_000, finish_reason="content_filter"), "x" * 20_000 + "…"),
+        (say(""), ""),
+    ],
+    ids=["filter", "refusal", "only reasoning", "call", "long", "nothing"],
+)
+async def test_what_a_model_wrote_in_a_reply_that_is_none_comes_with_the_error(server, answer, written):
+    server.script = lambda request: answer
+    with pytest.raises(RefusedError) as caught:
+        await complete(server)
+    assert caught.value.written == written
 
 
 async def test_refused_credentials_say_what_to_do_and_never_show_the_key(server):

@@ -345,7 +345,9 @@ async def test_a_refused_key_exits_with_1_and_says_what_to_do(server):
     server.script = lambda request: fail(401, "bad key") if request.prompt == "b" else one_turn(request)
     ended = await command(*as_flags(run_options(server.base_url, ["a", "b", "c"], num_workers=1)))
     assert ended.code == 1
-    assert "answered 401: bad key; check the key and the account, then --resume" in ended.stderr
+    assert (
+        "answered 401: bad key; check the key and the account, then start again (a run: with --resume)" in ended.stderr
+    )
     assert "Traceback" not in ended.stderr
     run = RunFiles(Path("data/run"))
     assert (run.prompts, run.samples["pending"]) == (["a"], 2)
@@ -419,7 +421,7 @@ async def test_a_signal_keeps_what_is_finished_leaves_nothing_running_and_resume
         return one_turn(request)
 
     server.script = script
-    options = run_options(server.base_url, list("abcde"), batch_size=3, sandbox=sandbox)
+    options = run_options(server.base_url, list("abcde"), batch_size=3, sandbox=sandbox, grace_s=0)
     async with started(*as_flags(options), TMPDIR=str(scratch)) as running:
         await running.until(all_held)
         await wait_until(lambda: f"{scratch} 600" in str(processes_of(scratch)))
@@ -441,7 +443,8 @@ async def test_a_signal_keeps_what_is_finished_leaves_nothing_running_and_resume
     assert Counter(run.prompts) == Counter("abcde")
 
 
-async def test_a_second_sigint_leaves_at_once_with_valid_files(server, scratch):
+@pytest.mark.parametrize("grace_s", [0, 600])
+async def test_a_second_sigint_leaves_at_once_with_valid_files(server, scratch, grace_s):
     held = asyncio.Event()
 
     async def script(request: RecordedRequest) -> Answer:
@@ -451,7 +454,7 @@ async def test_a_second_sigint_leaves_at_once_with_valid_files(server, scratch):
         return one_turn(request)
 
     server.script = script
-    options = run_options(server.base_url, ["a", "b"], sandbox="local")
+    options = run_options(server.base_url, ["a", "b"], sandbox="local", grace_s=grace_s)
     async with started(*as_flags(options), TMPDIR=str(scratch)) as running:
         await running.until(held)
         others = [pid for pid in processes_of(scratch) if pid != running.process.pid]
@@ -459,7 +462,7 @@ async def test_a_second_sigint_leaves_at_once_with_valid_files(server, scratch):
             os.kill(pid, signal.SIGSTOP)
         try:
             running.send(signal.SIGINT)
-            await running.stderr_until("Again: leave at once.")
+            await running.stderr_until("gain: leave at once.")
             async with asyncio.timeout(5):
                 running.send(signal.SIGINT)
                 await wait_for_end_of([running.process.pid])

@@ -163,8 +163,10 @@ def test_a_private_host_gets_the_key_of_its_own_variable():
 
 
 def test_a_public_host_without_tls_gets_no_key_from_the_environment():
-    with pytest.raises(ConfigError, match="and an https:// address, or give --api_key"):
+    with pytest.raises(ConfigError, match="OPENROUTER_API_KEY is not sent to openrouter.ai unencrypted: write"):
         endpoint_for("http://openrouter.ai/api/v1", "", KEYS)
+    with pytest.raises(ConfigError, match="and an https:// address, or give --api_key"):
+        endpoint_for("http://openrouter.ai/api/v1", "", {})
 
 
 @pytest.mark.parametrize("url", ["http://openrouter.ai/api/v1", "https://api.openai.com.evil.org/v1", "http://a/v1"])
@@ -183,6 +185,7 @@ def test_what_cannot_be_a_key_is_refused_without_showing_it(key):
     ("url", "complaint"),
     [
         ("https://user:password@openrouter.ai/api/v1", "must not contain a user or password"),
+        ("https://openrouter.ai/api/v1/chat/completions/", "leave out /chat/completions"),
         ("https://api.openai.com@evil.org/v1", "must not contain a user or password"),
         ("https://evil.org\\@api.openai.com/v1", "must not contain a user or password"),
         ("https://gateway.org/v1?key=secret", "without \\? or #"),

@@ -121,12 +121,13 @@ def test_a_file_that_cannot_be_read_is_refused():
         scan_dataset(unreadable_even_for_root)
 
 
-def test_max_samples_is_the_first_valid_rows_and_reads_no_further(scan):
+def test_max_samples_is_the_first_valid_rows_and_the_rest_is_only_counted(scan):
     read = []
-    dataset = scan([b"{", "a", b"[]", "b", "c", b"{"], max_samples=2, advance=read.append)
+    dataset = scan([b"{", "a", b"[]", "b", "c", b" ", b"{"], max_samples=2, advance=read.append)
     assert prompts(dataset) == ["a", "b"]
     assert list(skipped(dataset)) == [1, 3]
-    assert len(read) == 4
+    assert (dataset.invalid, dataset.not_selected) == (2, 2)
+    assert len(read) == 7
     assert len(scan(["a", "b"], max_samples=9)) == 2
 
 
@@ -136,6 +137,7 @@ def test_max_samples_leaves_a_large_file_unread(tmp_path):
         file.truncate(1 << 40)  # a terabyte without newline, which no test would survive reading
     dataset = scan_dataset(path, max_samples=1)
     assert prompts(dataset) == ["a"]
+    assert dataset.uncounted_bytes > 1 << 39
     dataset.close()
 
 
@@ -155,7 +157,7 @@ def test_a_repeated_row_is_told_apart_by_its_occurrence(scan):
     samples = [dataset.sample(index) for index in range(4)]
     assert [sample.occurrence for sample in samples] == [0, 0, 1, 2]
     assert len({sample.content_hash for sample in samples}) == 2
-    assert len({dataset.identity(index) for index in range(4)}) == 4
+    assert len({dataset.key(index) for index in range(4)}) == 4
 
 
 def test_identity_is_the_content_whatever_the_spacing_order_and_escapes(scan):
@@ -239,8 +241,10 @@ def test_every_row_comes_back_as_it_was_written(tmp_path, rows, blank):
 
 def test_batches_hold_the_owed_samples_in_order_and_know_their_attempt(scan):
     dataset = scan(list("abcdefg"))
-    failures = {dataset.identity(3): 2}
-    batches = list(make_batches(dataset, [0, 2, 3, 5, 6], batch_size=2, first_number=7, failures=failures))
+    before = {3: 2}
+    batches = list(
+        make_batches(dataset, [0, 2, 3, 5, 6], batch_size=2, first_number=7, attempts_before=lambda n: before.get(n, 0))
+    )
     assert [batch.number for batch in batches] == [7, 8, 9]
     assert [[s.prompt for s in batch.samples] for batch in batches] == [["a", "c"], ["d", "f"], ["g"]]
     assert [s.attempt for batch in batches for s in batch.samples] == [1, 1, 3, 1, 1]

@@ -1,6 +1,7 @@
 """A prompt's own time: it ends the prompt, and stands still while the prompt waits for others."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -50,3 +51,17 @@ async def test_another_timeout_inside_is_not_the_clock_s():
         async with clock, asyncio.timeout(0.01):
             await asyncio.Event().wait()
     assert not clock.is_spent
+
+
+async def test_what_is_left_stands_still_during_a_pause():
+    clock = PromptClock(60)
+    async with clock:
+        before_s = clock.left_s
+        assert 59 < before_s <= 60
+        with clock.paused():
+            paused_s = clock.left_s
+            await asyncio.sleep(0.02)
+            assert clock.left_s == paused_s
+        await asyncio.sleep(0.02)
+        assert clock.left_s < paused_s
+    assert PromptClock().left_s == math.inf

@@ -5,6 +5,7 @@ A flag without a test here fails `test_every_flag_is_shown_to_do_what_it_says`.
 
 import asyncio
 import inspect
+import signal
 import ssl
 import subprocess
 import time
@@ -98,6 +99,7 @@ async def test_every_flag_that_is_typed_reaches_the_run(server, tmp_path):
         "prefill_messages_file": str(prefill), "log_prefix_chars": "0",
     }  # fmt: skip
     kept_elsewhere = {"resume": "0", "verbose": "TRUE", "list_distributions": "false", "config": "", "api_key": "0x1"}
+    kept_elsewhere |= {"grace_s": "2.5", "retry": "none", "accept_changes": "no", "start_over": "no"}
     assert set(typed | kept_elsewhere) == set(FLAG_BY_NAME)
     ended = await command(*as_flags(typed | kept_elsewhere))
     assert ended.code == 0, ended.stderr
@@ -133,7 +135,8 @@ async def test_prompt_timeout_s_ends_a_tool_and_keeps_the_conversation(server):
     assert time.monotonic() - started_s < 60
     (row,) = run.rows
     assert (row["outcome"], row["partial"], row["stop_reason"]) == ("partial", True, "prompt_timeout")
-    assert row["conversations"][-1]["tool_calls"]
+    asked, told = row["conversations"][-2:]
+    assert (asked["tool_calls"][0]["id"], "not finished" in told["value"]) == (told["tool_call_id"], True)
 
 
 async def most_in_service(server, **given):
@@ -250,9 +253,9 @@ async def test_resume_runs_only_what_is_not_done(server, capsys):
 @shows("max_samples")
 async def test_max_samples_is_the_first_valid_rows(server):
     run = await run_inline(server.base_url, ["a", b"broken", b"", {"prompt": ""}, "b", "c"], max_samples=2)
-    assert (run.prompts, run.samples["dataset"], server.count) == (["a", "b"], 2, 2)
+    assert (run.prompts, run.samples["not_selected"], server.count) == (["a", "b"], 1, 2)
     run = await run_inline(server.base_url, max_samples="all", resume=True)
-    assert (run.prompts, run.samples["dataset"]) == (["a", "b", "c"], 3)
+    assert (run.prompts, run.samples["dataset_rows"], run.samples["invalid"]) == (["a", "b", "c"], 5, 2)
 
 
 async def test_max_samples_all_is_typed_to_go_on_with_the_whole_dataset(server, tmp_path):
@@ -284,6 +287,50 @@ async def test_keep_no_reasoning_keeps_rows_without_reasoning(start_server):
     kept = await run_inline(server.base_url, run_name="kept", keep_no_reasoning=True)
     assert (kept.prompts, len(kept.lines("discarded.jsonl"))) == (["a"], 0)
     assert kept.row["outcome"] == "completed"
+
+
+@shows("grace_s")
+async def test_grace_s_is_how_long_a_prompt_in_flight_gets_after_a_first_ctrl_c(server):
+    held = asyncio.Event()
+
+    async def script(request: RecordedRequest) -> Answer:
+        if request.prompt == "b":
+            held.set()
+            await asyncio.Event().wait()
+        return one_turn(request)
+
+    server.script = script
+    options = run_options(server.base_url, ["a", "b", "c"], engine="inline", grace_s=1.5)
+    async with started(*as_flags(options)) as running:
+        await running.until(held)
+        running.send(signal.SIGINT)
+        await running.stderr_until("Stopping: 1 prompt in flight gets 1.5 s to finish; again: leave at once.")
+        told_s = time.monotonic()
+        ended = await running.ended()
+    assert ended.code == 130
+    assert time.monotonic() - told_s > 1.4
+    assert server.prompts == ["a", "b"]
+    assert orjson.loads(Path("data/run/statistics.json").read_bytes())["samples"]["completed"] == 1
+
+
+@shows("retry", "accept_changes", "start_over")
+async def test_retry_accept_changes_and_start_over_as_typed(server):
+    """What they choose in detail is tested in `test_resuming_runs.py`."""
+    options = run_options(server.base_url, ["a", "b"], batch_size=1)
+    assert (await command(*as_flags(options))).code == 0
+    ended = await command(*as_flags(options | {"model": "other/model", "retry": "ids:1"}), "--resume")
+    assert (ended.code, server.count) == (2, 2)
+    assert "--model='other/model' (it was 'test/model')" in ended.stderr
+    ended = await command(
+        *as_flags(options | {"model": "other/model", "retry": "ids:1"}), "--resume", "--accept_changes"
+    )
+    assert (ended.code, server.prompts[2:], server.requests[2].body["model"]) == (0, ["b"], "other/model")
+    ended = await command(*as_flags(options))
+    assert ended.code == 2
+    assert "--start_over to move it aside" in ended.stderr
+    assert (await command(*as_flags(options), "--start_over")).code == 0
+    assert server.count == 5
+    assert len(list(Path("data").iterdir())) == 2
 
 
 @shows("engine")
@@ -552,7 +599,7 @@ async def test_another_host_gets_the_key_that_is_named_after_it(internet, monkey
     [
         ("https://models.example.org/v1", "no key for models.example.org: set HOST_MODELS_EXAMPLE_ORG_API_KEY"),
         ("https://openrouter.ai.example.org/v1", "no key for openrouter.ai.example.org"),
-        ("http://api.openai.com/v1", "no key for api.openai.com: .*https:// address"),
+        ("http://api.openai.com/v1", "OPENAI_API_KEY is not sent to api.openai.com unencrypted"),
     ],
 )
 async def test_a_foreign_host_is_refused_before_any_request_and_gets_no_key(internet, base_url, complaint):

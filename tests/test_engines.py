@@ -42,9 +42,18 @@ class Recorder:
         self.finished_batches: list[int] = []
         self.turns: list[TurnEvent] = []
         self.limits: list[tuple[int, int]] = []
+        self.notes: list[str] = []
 
-    async def sample_finished(self, result: SampleResult) -> None:
+    def may_start(self, batch_number: int) -> bool:
+        del batch_number
+        return True
+
+    async def sample_finished(self, result: SampleResult) -> bool:
         self.results.append(result)
+        return result.has_next
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
 
     async def batch_finished(self, number: int) -> None:
         self.finished_batches.append(number)
@@ -147,9 +156,10 @@ async def test_num_workers_batches_are_in_flight_no_more_and_none_is_taken_befor
         return one_turn(request)
 
     class Watching(Recorder):
-        async def sample_finished(self, result: SampleResult) -> None:
-            await super().sample_finished(result)
+        async def sample_finished(self, result: SampleResult) -> bool:
+            go_on = await super().sample_finished(result)
             taken_by_finished.append((batches.taken, len(self.results)))
+            return go_on
 
     server.script = script
     recorder = Watching()
@@ -209,7 +219,7 @@ async def test_turns_are_told_when_the_run_is_verbose_and_only_then(name, server
 @every_engine
 async def test_a_fault_of_the_events_ends_the_run(name, server):
     class Full(Recorder):
-        async def sample_finished(self, result: SampleResult) -> None:
+        async def sample_finished(self, result: SampleResult) -> bool:
             raise EndpointError("disk full, say")
 
     with pytest.raises(EndpointError, match="disk full"):

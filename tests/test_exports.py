@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from datetime import datetime
 
 import orjson
@@ -16,7 +17,7 @@ from promptmill.exports.hermes_reader import read_back
 from promptmill.exports.sharegpt import RowFacts, build_row, split_think, turn
 from promptmill.records import AgentResult, Message, Sample, ToolCall
 from promptmill.replies import split_reasoning
-from promptmill.rows import DOCUMENTED_KEYS, OWN_DEFAULTS
+from promptmill.rows import DOCUMENTED_KEYS, OWN_DEFAULTS, has_reasoning
 from tests.rows import foreign_row, make_row
 
 TAGS = ["think", "tools", "tool_call", "tool_response"]
@@ -50,6 +51,13 @@ def a_conversation():
         Message("tool", "[1]", tool_call_id="call_b", name="read_file"),
         Message("assistant", "final"),
     ]
+
+
+def nested(levels):
+    value = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
 
 
 def values(row, role):
@@ -114,20 +122,68 @@ def test_the_default_format_is_the_row_itself():
 
 
 TAGGED = st.lists(
-    st.sampled_from(["<think>", "</think>", "</THINK>", "&lt;/think>", "&amp;", "lt;think>", "\n", "a", " "])
-)
+    st.sampled_from(
+        ["<think>", "</think>", "</THINK>", "&lt;/think>", "&amp;", "&AMP;lt;think>", "lt;think>", "<", "\n", "a", " "]
+    )
+).map("".join)
 
 
-@given(TAGGED.map("".join), TAGGED.map("".join))
-def test_reasoning_cannot_end_its_own_block_and_comes_back_as_it_was(reasoning, text):
-    value = turn(Message("assistant", text, reasoning or "r"))["value"]
-    assert split_think(value) == (reasoning or "r", text)
-    block = value.removesuffix(text)
-    assert (block.lower().count("<think>"), block.lower().count("</think>")) == (1, 1)
-    row = row_of(Message("user", "go"), Message("assistant", text, reasoning or "r"))
+def think_tags(value):
+    return value.lower().count("<think>"), value.lower().count("</think>")
+
+
+@given(TAGGED, TAGGED)
+def test_what_speaks_of_think_tags_opens_and_ends_no_block_and_comes_back_as_it_was(reasoning, text):
+    value = turn(Message("assistant", text, reasoning))["value"]
+    assert split_think(value) == (reasoning, text)
+    assert think_tags(value) == ((1, 1) if reasoning else (0, 0))
+    assert has_reasoning(value) is bool(reasoning.strip())
+    row = row_of(Message("user", "go"), Message("assistant", text, reasoning))
     read = read_back(export_row(row)["conversations"]).messages[-1]
-    assert read.content == text
-    assert read.reasoning == (reasoning if reasoning.strip() else "" if reasoning else "r")
+    assert (read.content, read.reasoning) == (text, reasoning if reasoning.strip() else "")
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<thinking>", "</thinking>", "`", "\n", " ", "a", "b "])),
+    st.sampled_from(["", "a", "why"]),
+)
+def test_whatever_a_reply_says_with_think_tags_is_saved_as_one_block_and_its_text(pieces, known):
+    content = "".join(pieces)
+    reasoning, text = split_reasoning({"content": content, "reasoning": known})
+    value = turn(Message("assistant", text, reasoning))["value"]
+    assert split_think(value) == (reasoning, text)
+    assert think_tags(value) == ((1, 1) if reasoning else (0, 0))
+    assert has_reasoning(value) is bool(reasoning)
+    words = [word for word in re.sub(r"</?think(ing)?>", "", content) if word.isalpha()]
+    kept = [word for word in re.sub(r"</?think(ing)?>", "", reasoning + text) if word.isalpha()]
+    assert known or kept == words
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ("why</think><think>more</think>answer", "<think>\nwhy\n\nmore\n</think>\nanswer"),
+        ("</think><think>why</think>answer", "<think>\nwhy\n</think>\nanswer"),
+        (
+            "<think>a<think>b<think>c</think>d</think>e</think>answer",
+            "<think>\na&lt;think>b&lt;think>c&lt;/think>d&lt;/think>e\n</think>\nanswer",
+        ),
+        (
+            "<think>x</think>The tag <think> opens reasoning.",
+            "<think>\nx\n</think>\nThe tag &lt;think> opens reasoning.",
+        ),
+        ("Write <think>x</think>, not &lt;think>.", "Write &lt;think>x&lt;/think>, not &amp;lt;think>."),
+    ],
+)
+def test_tags_in_the_wrong_places_leave_a_value_balanced(content, value):
+    reasoning, text = split_reasoning({"content": content})
+    assert turn(Message("assistant", text, reasoning))["value"] == value
+    assert split_think(value) == (reasoning, text)
+
+
+def test_only_a_models_turn_has_its_tags_escaped():
+    for role in ("system", "user", "tool"):
+        assert turn(Message(role, "<think>x</think>"))["value"] == "<think>x</think>"
 
 
 def test_reasoning_without_think_tags_is_written_as_it_is():
@@ -266,6 +322,13 @@ def test_hermes_row_of_hermes_agent_passes_unchanged():
     [
         {"conversations": [{"from": "observation", "value": "x"}]},
         {"conversations": [{"value": "x"}]},
+        {"conversations": [{"from": ["gpt"], "value": "x"}]},
+        {"tools": '[{"function": {"name": "t", "parameters": ' + '{"a":' * 1000 + "1" + "}" * 1000 + "}}]"},
+        {
+            "conversations": [
+                {"from": "gpt", "value": "x", "tool_calls": [{"function": {"name": "t", "arguments": nested(1000)}}]}
+            ]
+        },
         {"conversations": [{"from": "gpt", "value": "x", "tool_calls": 7}]},
         {"conversations": [{"from": "gpt", "value": "x", "tool_calls": ["terminal"]}]},
         {"conversations": [{"from": "gpt", "value": "x", "tool_calls": [{"function": {"name": None}}]}]},

@@ -3,10 +3,13 @@
 import asyncio
 import heapq
 import random
+from pathlib import Path
 
 import pytest
 
 from promptmill.limiter import AdaptiveLimit, Gate, GateOrder, GateReport, LimitKeeper
+from tests.fakes.model_server import Answer, RecordedRequest, call, fail, one_turn, say
+from tests.test_command import RunFiles, as_flags, command, run_options
 
 
 class SimulatedEndpoint:
@@ -168,3 +171,152 @@ def test_switched_off_every_gate_keeps_its_full_share():
     keeper = LimitKeeper(None, {0: 7}, lambda *_: None)
     assert keeper.first_share(0) == GateOrder(7, 0)
     assert keeper.take(0, GateReport(1, (0, 0), 3)) == {}
+
+
+# ── fewer requests than workers ───────────────────────────────────────────────────────────────────────────
+
+
+class Workers:
+    """Gates and their keeper, with orders and reports on the way between them in any order across workers."""
+
+    def __init__(self, limit: AdaptiveLimit, slots: dict[int, int], rng: random.Random) -> None:
+        self.keeper = LimitKeeper(limit, slots, lambda *_: None)
+        self.rng = rng
+        self.up: dict[int, list[GateReport]] = {place: [] for place in slots}
+        self.down: dict[int, list[GateOrder]] = {place: [] for place in slots}
+        self.gates = {place: self.started(place) for place in slots}
+        self.in_flight = self.most = 0
+
+    def started(self, place: int) -> Gate:
+        gate = Gate(99, self.up[place].append)
+        gate.obey(self.keeper.first_share(place))
+        return gate
+
+    def send(self, orders: dict[int, GateOrder]) -> None:
+        for place, order in orders.items():
+            self.down[place].append(order)
+
+    async def carry(self) -> None:
+        """Deliver one message, whichever; those of one worker stay in order."""
+        ways = [(self.up, place) for place in self.up if self.up[place]]
+        ways += [(self.down, place) for place in self.down if self.down[place]]
+        if ways:
+            way, place = self.rng.choice(ways)
+            if way is self.up:
+                self.send(self.keeper.take(place, self.up[place].pop(0)))
+            else:
+                self.gates[place].obey(self.down[place].pop(0))
+        await asyncio.sleep(0)
+
+    async def converse(self, place: int, turns: int) -> None:
+        gate = self.gates[place]
+        for _ in range(turns):
+            await gate.enter()
+            self.in_flight += 1
+            self.most = max(self.most, self.in_flight)
+            for _ in range(self.rng.randrange(5)):
+                await asyncio.sleep(0)
+            self.in_flight -= 1
+            gate.leave()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_below_one_for_each_worker_the_limit_is_kept_and_every_conversation_ends(seed):
+    rng = random.Random(seed)
+    most = rng.randrange(1, 5)
+    slots = {place: rng.randrange(1, 4) for place in range(rng.randrange(most + 1, 8))}
+    workers = Workers(AdaptiveLimit(maximum=most, limit=most), slots, rng)
+    tasks = {
+        place: [asyncio.create_task(workers.converse(place, rng.randrange(1, 9))) for _ in range(count)]
+        for place, count in slots.items()
+    }
+    async with asyncio.timeout(20):
+        while tasks:
+            await workers.carry()
+            for place in [place for place, held in tasks.items() if all(task.done() for task in held)]:
+                del tasks[place]
+                if rng.random() < 0.5:  # it ends; what it was given is not lost
+                    workers.up[place].clear()
+                    workers.send(workers.keeper.gone(place))
+    assert (workers.in_flight, workers.most <= most) == (0, True)
+
+
+async def test_a_turn_for_a_conversation_that_waits_no_more_goes_to_another():
+    workers = Workers(AdaptiveLimit(1, 1), {0: 1, 1: 1}, random.Random(0))
+    given_up = asyncio.create_task(workers.converse(0, 1))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    while workers.down[0]:
+        workers.gates[0].obey(workers.down[0].pop(0))
+    workers.send(workers.keeper.take(0, workers.up[0].pop(0)))
+    given_up.cancel()
+    async with asyncio.timeout(5):
+        other = asyncio.create_task(workers.converse(1, 3))
+        while not other.done():
+            await workers.carry()
+
+
+def test_a_limit_that_falls_below_the_workers_takes_their_shares_and_gives_them_back_when_it_grows():
+    limit = AdaptiveLimit(maximum=8, limit=4)
+    keeper = LimitKeeper(limit, {0: 2, 1: 2, 2: 2, 3: 2}, lambda *_: None)
+    assert [keeper.first_share(place).share for place in range(4)] == [1, 1, 1, 1]
+    orders = keeper.take(0, GateReport(0, (0,), 0, waiting=1))
+    assert {place: (order.share, order.turns) for place, order in orders.items()} == dict.fromkeys(range(4), (0, 0))
+    assert limit.limit == 3
+    # Nothing is free until the others have said what they have in flight.
+    assert keeper.take(0, GateReport(0, (), 0, waiting=2, number=1)) == {}
+    assert keeper.take(1, GateReport(0, (), 1, number=1)) == {}
+    assert keeper.take(2, GateReport(0, (), 0, number=1)) == {0: GateOrder(0, 1, turns=1, number=2)}
+    orders = keeper.take(1, GateReport(100, (), 0, number=1))
+    assert limit.limit == 4
+    assert {place: order.share for place, order in orders.items()} == dict.fromkeys(range(4), 1)
+
+
+def test_the_share_of_a_worker_that_has_ended_is_for_the_others():
+    keeper = LimitKeeper(AdaptiveLimit(6, 6), {0: 4, 1: 4}, lambda *_: None)
+    assert [keeper.first_share(place).share for place in range(2)] == [3, 3]
+    assert keeper.gone(0) == {1: GateOrder(6, 0)}
+    assert keeper.first_share(0).share == 3
+    assert keeper.take(1, GateReport(0, (), 6)) == {1: GateOrder(3, 0)}
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(1, 4), (2, 4), (3, 12)])
+async def test_all_processes_together_keep_to_a_limit_below_their_number(start_server, limit, workers):
+    async def script(request: RecordedRequest) -> Answer:
+        await asyncio.sleep(0.03)
+        return one_turn(request) if request.turn else call("terminal", {"command": "true"}, reasoning="r")
+
+    server = await start_server(script)
+    prompts = [f"prompt {number}" for number in range(13)]
+    given = {"num_workers": workers, "batch_size": 1, "in_flight_limit": limit, "sandbox": "local"}
+    ended = await command(*as_flags(run_options(server.base_url, prompts, **given)))
+    assert (ended.code, server.max_in_flight, server.count) == (0, limit, 26), ended.stderr
+    assert sorted(RunFiles(Path("data/run")).prompts) == sorted(prompts)
+
+
+async def test_a_worker_that_dies_in_its_turn_does_not_keep_the_others_from_theirs(start_server):
+    kill = {"command": "kill -9 $(awk '/^PPid/ {print $2}' /proc/$PPID/status)"}
+    server = await start_server(
+        lambda request: call("terminal", kill, reasoning="r") if request.prompt == "killer" else one_turn(request)
+    )
+    prompts = ["killer", *(f"prompt {number}" for number in range(8))]
+    given = {"num_workers": 4, "batch_size": 1, "in_flight_limit": 1, "sandbox": "local"}
+    ended = await command(*as_flags(run_options(server.base_url, prompts, **given)))
+    assert (ended.code, server.max_in_flight) == (1, 1), ended.stderr
+    assert sorted(RunFiles(Path("data/run")).prompts) == sorted(prompts[1:])
+
+
+async def test_an_endpoint_that_takes_less_than_there_are_processes_is_not_asked_for_more_for_long(start_server):
+    async def script(request: RecordedRequest) -> Answer:
+        if server.in_flight > 1:
+            return fail(429, "one at a time")
+        await asyncio.sleep(0.02)
+        return say("so", reasoning="r")
+
+    server = await start_server(script)
+    prompts = [f"prompt {number}" for number in range(40)]
+    ended = await command(
+        *as_flags(run_options(server.base_url, prompts, num_workers=4, batch_size=10, sandbox="local"))
+    )
+    assert (ended.code, server.statuses[200]) == (0, 40), ended.stderr
+    assert server.statuses[429] <= 12

@@ -3,12 +3,14 @@
 import orjson
 import pytest
 
-from promptmill.errors import StorageError
 from promptmill.merge import MergeSources, merge
+from promptmill.resume import select
+from promptmill.row_index import Judge, RowIndex
 from promptmill.rows import MAX_COUNT
 from promptmill.run_folder import RunFolder
 from promptmill.statistics import RunFacts, statistics_json
 from tests.rows import KNOWN_TOOLS, foreign_row, make_row, prompts_in, read_jsonl, write_jsonl
+from tests.test_shards import in_a_process_with_file_limit
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "reasoning_tokens": 1, "cached_tokens": 0, "reported_calls": 1}
 
@@ -30,12 +32,15 @@ class Folder:
         write_jsonl(self.run.failed, rows)
 
     def merge(self, *, keep_no_reasoning=False, **rest):
+        index = RowIndex(Judge(KNOWN_TOOLS, keep_no_reasoning))
+        index.read(self.run.row_files(), lambda _size: None)
         sources = MergeSources(
             shards=self.run.shards(),
             discarded=self.run.discarded,
             failed=self.run.failed,
             known_tools=KNOWN_TOOLS,
             keep_no_reasoning=keep_no_reasoning,
+            fates=select(None, index).fates_by_file(),
         )
         return merge(sources, self.run.trajectories, **rest)
 
@@ -194,16 +199,17 @@ def test_the_totals_reconcile(folder):
     folder.discarded(silent("d"))
     folder.failed(failure("e"), failure("a"))
     result = folder.merge()
-    facts = RunFacts(run_name="my_run", samples=8, skipped_lines=3, starts=[{"duration_s": 1.5}, {"duration_s": 2}],
-                     unreadable_lines=result.unreadable_lines)  # fmt: skip
+    starts = [{"duration_s": 1.5}, {"duration_s": 2}]
+    unreadable = result.unreadable_lines
+    facts = RunFacts("my_run", samples=8, not_selected=2, invalid=3, starts=starts, unreadable_lines=unreadable)
     totals = statistics_json(result.statistics, facts, result.tool_names)
     samples = totals["samples"]
     assert samples == {
-        "dataset": 8, "completed": 1, "partial": 1, "discarded_no_reasoning": 1, "filtered": 1, "failed": 1,
-        "pending": 3, "skipped_dataset_lines": 3, "unreadable_shard_lines": 1,
+        "dataset_rows": 13, "completed": 1, "partial": 1, "discarded_no_reasoning": 1, "filtered": 1, "failed": 1,
+        "pending": 3, "not_selected": 2, "invalid": 3,
     }  # fmt: skip
-    ended = ("completed", "partial", "discarded_no_reasoning", "filtered", "failed", "pending")
-    assert sum(samples[name] for name in ended) == samples["dataset"]
+    assert sum(samples.values()) == 2 * samples["dataset_rows"]
+    assert totals["rows_left_behind"] == {"superseded": 0, "not_in_dataset": 0, "unreadable_lines": 1}
     assert totals["merged_rows"] == len(folder.rows) == samples["completed"] + samples["partial"]
     assert sum(totals["failed_by_class"].values()) == samples["failed"]
     assert sum(totals["filtered_by_reason"].values()) == samples["filtered"]
@@ -217,7 +223,7 @@ def test_the_totals_reconcile(folder):
 
 
 def test_statistics_of_nothing_divide_by_nothing(folder):
-    facts = RunFacts(run_name="my_run", samples=2, skipped_lines=0, starts=[])
+    facts = RunFacts(run_name="my_run", samples=2, not_selected=0, invalid=0, starts=[])
     totals = statistics_json(folder.merge().statistics, facts, KNOWN_TOOLS)
     assert totals["samples"]["pending"] == 2
     assert totals["reasoning"]["coverage_percent"] == 0.0
@@ -227,10 +233,14 @@ def test_a_disk_that_refuses_leaves_the_old_file(folder):
     folder.shard(0, make_row("a"))
     folder.merge()
     before = folder.run.trajectories.read_bytes()
-    (folder.path / ".trajectories.jsonl.new").symlink_to("/dev/full")
-    folder.shard(1, *[make_row("b")] * 2000)
-    with pytest.raises(StorageError, match="cannot write"):
-        folder.merge()
+    folder.shard(1, *[make_row("b")] * 200)
+    in_a_process_with_file_limit(
+        100_000,
+        "from tests.test_merge import Folder\n"
+        "try:\n    Folder(Path(sys.argv[1])).merge()\n"
+        "except StorageError:\n    pass\nelse:\n    sys.exit('nothing was refused')",
+        folder.path,
+    )
     assert folder.run.trajectories.read_bytes() == before
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from promptmill.prices import Prices, reported_cost_usd
+from promptmill.prices import MAX_COST_USD, Prices, reported_cost_usd
 from promptmill.records import Usage
 from promptmill.statistics import RunFacts, RunStatistics, statistics_json
 from promptmill.summary import print_summary
@@ -28,7 +28,10 @@ COUNTED = Usage(1_000_000, 100_000, 0, 0, 1)
         ({"cost": 0.01, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}, 0.21),
         ({"cost": 0.01, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.2}}, 0.01),
         ({"cost": 0.01, "is_byok": True, "cost_details": None}, 0.01),
-        *(({"cost": cost}, None) for cost in (None, "0.1", True, -1, float("nan"), float("inf"), [], {})),
+        ({"cost": "0.1"}, 0.1),
+        ({"cost": MAX_COST_USD}, MAX_COST_USD),
+        *(({"cost": cost}, None) for cost in (None, "x", True, -1, float("nan"), float("inf"), [], {})),
+        *(({"cost": cost}, None) for cost in (MAX_COST_USD + 1, 1.7e308, 10**400, "9" * 99)),
     ],
 )
 def test_the_providers_own_figure_is_read(usage, cost_usd):
@@ -50,6 +53,10 @@ def test_price_per_mtok_is_for_a_million_tokens_in_and_out():
 
 def test_a_call_without_token_counts_has_no_price():
     assert prices(price_per_mtok=(3.0, 15.0)).priced(Usage()).priced_calls == 0
+
+
+def test_a_price_that_makes_nonsense_of_the_tokens_is_none():
+    assert prices(price_per_mtok=(1e308, 1e308)).priced(COUNTED) == COUNTED
 
 
 def test_genai_prices_knows_a_public_endpoints_models():
@@ -77,7 +84,7 @@ def printed(*usages: Usage) -> str:
         fields = {name: getattr(usage, name) for name in Usage.__dataclass_fields__}
         counted.add(make_summary(usage=fields))
     screen = io.StringIO()
-    facts = RunFacts(run_name="my_run", samples=1, skipped_lines=0, starts=[])
+    facts = RunFacts(run_name="my_run", samples=1, not_selected=0, invalid=0, starts=[])
     print_summary(statistics_json(counted, facts, ()), "data/my_run", Console(file=screen, width=200))
     (line,) = (line for line in screen.getvalue().splitlines() if line.strip().startswith("Cost"))
     return line.strip()
@@ -96,7 +103,7 @@ async def test_a_run_counts_what_the_endpoint_reports(start_server):
     server = await start_server(lambda request: say("so", reasoning="r", usage=usage))
     run = await run_inline(server.base_url, ["a", "b"])
     assert [(row["usage"]["cost_usd"], row["usage"]["priced_calls"]) for row in run.rows] == [(0.125, 1)] * 2
-    cost = {"usd": 0.25, "calls_priced": 2, "includes": "failed attempts"}
+    cost = {"usd": 0.25, "calls_priced": 2, "includes": "failed, interrupted and superseded attempts"}
     assert run.json("statistics.json")["cost"] == cost
 
 

@@ -6,7 +6,7 @@ import pytest
 from promptmill.bodies import decode_body
 from promptmill.quirks.base import ModelRequest
 from promptmill.records import Message, ToolCall, Usage
-from promptmill.replies import error_in, is_empty, read_reply, read_usage, refusal_reason
+from promptmill.replies import MAX_TOKENS, error_in, is_empty, read_reply, read_usage, refusal_reason
 
 
 def reply_of(message, finish_reason="stop", **body):
@@ -86,7 +86,20 @@ def test_what_two_fields_say_alike_is_kept_once_and_what_one_says_alone_is_kept(
         ("so <think>x</think>", ("", "so <think>x</think>")),
         ("<think>never closed", ("never closed", "")),
         ("<think>a <think> b</think>so", ("a <think> b", "so")),
-        ("<think>a <think>b</think> c</think>so", ("a <think>b\n\nc", "so")),
+        ("<think>a <think>b</think> c</think>so", ("a <think>b</think> c", "so")),
+        ("<think>a<think>b<think>c</think>d</think>e</think>so", ("a<think>b<think>c</think>d</think>e", "so")),
+        ("<think><think>why</think>so", ("<think>why", "so")),
+        ("<think>a `<think>` b</think>Close it with </think>.", ("a `<think>` b", "Close it with </think>.")),
+        ("<think>a<think>b</think>c</think>So:\n```\n</think>\n```", ("a<think>b</think>c", "So:\n```\n</think>\n```")),
+        ("<think>why </think> so </think>.", ("why", "so </think>.")),
+        ("why</think><think>more</think>so", ("why\n\nmore", "so")),
+        ("</think><think>why</think>so", ("why", "so")),
+        ("<think>why</think></think>\nso", ("why", "so")),
+        ("<think>a</think> b</think>so", ("a", "b</think>so")),
+        ("<think>x</think>The tag <think> opens it.", ("x", "The tag <think> opens it.")),
+        ("<think>x</think><think> is the tag that opens it.", ("x", "<think> is the tag that opens it.")),
+        ("<think></think><think>never closed", ("never closed", "")),
+        ("</reasoning>so", ("", "</reasoning>so")),
         ("Close it with `</think>` here.", ("", "Close it with `</think>` here.")),
         ("The tag </think> ends it.", ("", "The tag </think> ends it.")),
         ("See:\n```\nwhy</think>so\n```", ("", "See:\n```\nwhy</think>so\n```")),
@@ -103,6 +116,21 @@ def test_only_tags_that_open_the_text_or_close_what_was_opened_before_it_are_rea
 
 def test_a_lone_closing_tag_after_known_reasoning_is_text():
     assert read(reasoning="why", content="so</think>and so") == ("why", "so</think>and so")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("<think> is the tag that opens it.", ("why", "<think> is the tag that opens it.")),
+        ("<think> opens and </think> closes it.", ("why", "<think> opens and </think> closes it.")),
+        ("<think>why", ("why", "")),
+        ("<think> why </think> so", ("why", "so")),
+        ("<think>more</think>so", ("why\n\nmore", "so")),
+        ("</think> so", ("why", "so")),
+    ],
+)
+def test_an_answer_that_speaks_of_the_tags_is_text_where_its_reasoning_is_known(content, expected):
+    assert read(reasoning="why", content=content) == expected
 
 
 def test_several_details_are_paragraphs():
@@ -132,7 +160,7 @@ def test_calls_keep_their_order_ids_and_arguments_as_written():
     assert second.id == "b"
 
 
-@pytest.mark.parametrize("missing", [None, "", 0])
+@pytest.mark.parametrize("missing", [None, "", 0, [], ["a"], {"a": 1}, True, 1.5, 10**30])
 def test_a_missing_id_is_made_up(missing):
     ids = [call.id for call in calls_of(entry(id=missing), entry(id=missing), entry(id="a"))]
     assert len(set(ids)) == 3
@@ -280,7 +308,14 @@ def test_several_calls_written_as_text_are_all_calls():
         f"<tool_call>\n{CALL_JSON}\n</tool_call>\nThat is how a call is written.",
         f"Write `<tool_call>{CALL_JSON}</tool_call>`",
         f"So:\n```\n<tool_call>{CALL_JSON}</tool_call>\n```",
-        f"<tool_call>{CALL_JSON}</tool_call><tool_call>{{}}</tool_call>",
+        f"I write <tool_call>{CALL_JSON.replace('terminal', 'teleport')}</tool_call>",
+        f"Write `<tool_call>{CALL_JSON.replace('terminal', 'teleport')}</tool_call>`",
+        f"So:\n```\n<tool_call>{CALL_JSON[:-1]}</tool_call>\n```",
+        f"<tool_call>\n{CALL_JSON[:-1]}\n</tool_call>\nThat is how a call is written.",
+        f"<tool_call>\n{CALL_JSON}\n</tool_call>\nor\n<tool_call>\n{CALL_JSON}\n</tool_call>",
+        "<tool_call> is the tag around a call.", "<tool_call></tool_call>", "<tool_call>so</tool_call>",
+        "<tool_call><function=terminal>" + "<parameter=a>" * 5000,
+        "<tool_call>{</tool_call>" * 11,
         f"The answer is {CALL_JSON}",
         '{"name": "terminal"}',
         '{"name": "terminal", "arguments": {}, "age": 3}',
@@ -291,6 +326,75 @@ def test_several_calls_written_as_text_are_all_calls():
 def test_text_that_only_looks_like_a_call_stays_text(content):
     message = offered({"content": content}).message
     assert (message.tool_calls, message.content) == ((), content)
+
+
+@pytest.mark.parametrize("said", ["", "I look.\n"])
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        (CALL_JSON.replace("terminal", "teleport"), "teleport"),
+        ("<function=teleport>\n<parameter=command>\nls é\n</parameter>\n</function>", "teleport"),
+    ],
+)
+def test_a_call_in_tags_of_a_tool_that_there_is_not_is_a_call_of_it(said, block, name):
+    message = offered({"content": f"{said}<tool_call>\n{block}\n</tool_call>"}).message
+    assert [(call.name, call.arguments.replace(" :", ":"), call.written) for call in message.tool_calls] == [
+        (name, CALL_ARGUMENTS, f"text:{name}")
+    ]
+    assert message.content == said.strip()
+
+
+def test_a_call_in_a_fence_that_says_so_may_name_any_tool():
+    message = offered({"content": f"```tool_call\n{CALL_JSON.replace('terminal', 'teleport')}\n```"}).message
+    assert [call.name for call in message.tool_calls] == ["teleport"]
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        (CALL_JSON[:-1], "terminal"),
+        (CALL_JSON + "}", "terminal"),
+        (CALL_JSON + " so", "terminal"),
+        ('{"name": "terminal", "arguments": {"command": "a" "b"}}', "terminal"),
+        ("{'name': 'terminal'}", ""),
+        ('{"command": "ls"}', ""),
+        ("{}", ""),
+        ("[]", ""),
+        (f"[{CALL_JSON}, 1]", ""),
+        ("<function=terminal>\n<parameter=command>\nls\n</function>", "terminal"),
+        ("<function=terminal>\n<parameter=a>1<parameter=b>2</parameter></function>", "terminal"),
+        ("<function=terminal>so</function>", "terminal"),
+        ("<function=terminal>", "terminal"),
+        ("[" * 5000, ""),
+    ],
+)
+def test_a_broken_call_in_tags_is_a_call_with_all_of_it_as_arguments_that_no_tool_takes(block, name):
+    content = f"<tool_call>\n{block}\n</tool_call>"
+    (call,) = offered({"content": content}).message.tool_calls
+    assert (call.name, call.arguments) == (name, block)
+    assert call.name == "" or "invalid_arguments" in orjson.loads(call.json_arguments)
+
+
+def test_a_call_that_breaks_off_is_one_where_its_name_can_be_read():
+    (call,) = offered({"content": f"<tool_call>\n{CALL_JSON[:-3]}"}).message.tool_calls
+    assert (call.name, call.arguments) == ("terminal", CALL_JSON[:-3])
+    assert offered({"content": "<tool_call>\n{'name'"}).message.tool_calls == ()
+
+
+def test_a_broken_call_beside_a_good_one_takes_nothing_of_it():
+    content = f"<tool_call>\n{CALL_JSON}\n</tool_call>\n<tool_call>\n{{}}\n</tool_call>"
+    first, second = offered({"content": content}).message.tool_calls
+    assert (first.name, first.arguments) == ("terminal", CALL_ARGUMENTS)
+    assert (second.name, second.arguments) == ("", "{}")
+
+
+def test_a_call_in_tags_may_speak_of_the_tags():
+    arguments = {"command": "echo '<tool_call>{}</tool_call>'"}
+    block = orjson.dumps({"name": "terminal", "arguments": arguments}).decode()
+    for content in (f"<tool_call>{block}</tool_call>", f"<tool_call>\n{block}\n</tool_call>\n<tool_call>{block}"):
+        calls = offered({"content": content}).message.tool_calls
+        assert {orjson.loads(call.arguments)["command"] for call in calls} == {arguments["command"]}
+        assert len(calls) == content.count(block)
 
 
 def test_without_offered_tools_no_text_is_a_call():
@@ -312,8 +416,9 @@ def test_beside_a_real_call_no_text_is_one():
     ],
 )  # fmt: skip
 def test_a_call_at_the_token_limit_is_cut_whatever_the_finish_reason_claims(finish_reason, limit, cut):
-    usage = {"completion_tokens": 10}
-    assert offered({"tool_calls": [entry()]}, asked(**limit), finish_reason, usage=usage).cut is cut
+    for usage in ({"completion_tokens": 10}, {"completion_tokens": 10.0}, {"completion_tokens": "10"},
+                  {"output_tokens": 10}, {"completion_tokens": 10, "prompt_tokens": -1}):  # fmt: skip
+        assert offered({"tool_calls": [entry()]}, asked(**limit), finish_reason, usage=usage).cut is cut
 
 
 def test_arguments_with_half_a_surrogate_pair_are_mended():
@@ -357,7 +462,28 @@ def test_a_call_without_name_has_an_empty_one():
     [
         (None, Usage()),
         ("x", Usage()),
-        ({}, Usage(reported_calls=1)),
+        ({}, Usage()),
+        ({"prompt_tokens": 7.0, "completion_tokens": "5", "total_tokens": 12.0}, Usage(7, 5, 0, 0, 1)),
+        ({"prompt_tokens": " 7 ", "completion_tokens": "5.0"}, Usage(7, 5, 0, 0, 1)),
+        ({"input_tokens": 7, "output_tokens": 5}, Usage(7, 5, 0, 0, 1)),
+        ({"prompt_tokens": None, "input_tokens": 7, "output_tokens": 5}, Usage(7, 5, 0, 0, 1)),
+        (
+            {
+                "input_tokens": 7,
+                "output_tokens": 5,
+                "input_tokens_details": {"cached_tokens": 2.0},
+                "output_tokens_details": {"reasoning_tokens": "3"},
+            },
+            Usage(7, 5, 3, 2, 1),
+        ),
+        ({"total_tokens": 12}, Usage(12, 0, 0, 0, 1)),
+        ({"total_tokens": 12, "completion_tokens": 5}, Usage(7, 5, 0, 0, 1)),
+        ({"total_tokens": 12, "prompt_tokens": 7}, Usage(7, 5, 0, 0, 1)),
+        ({"total_tokens": 1, "prompt_tokens": 7}, Usage(7, 0, 0, 0, 1)),
+        ({"prompt_tokens": 7}, Usage(7, 0, 0, 0, 1)),
+        ({"prompt_tokens": 10**400, "completion_tokens": 10**30}, Usage(MAX_TOKENS, MAX_TOKENS, 0, 0, 1)),
+        *(({"prompt_tokens": odd}, Usage()) for odd in (-1, "-1", 1.5, "x", "", "9" * 99, "nan", "inf", [1], {}, True)),
+        ({"total_tokens": -1}, Usage()),
         ({"prompt_tokens": 7, "completion_tokens": 5}, Usage(7, 5, 0, 0, 1)),
         (
             {
@@ -368,8 +494,10 @@ def test_a_call_without_name_has_an_empty_one():
             },
             Usage(7, 5, 3, 2, 1),
         ),
-        ({"prompt_tokens": -1, "completion_tokens": "5", "prompt_tokens_details": None}, Usage(reported_calls=1)),
-        ({"prompt_tokens": True, "completion_tokens_details": []}, Usage(reported_calls=1)),
+        ({"prompt_tokens": -1, "completion_tokens": "5", "prompt_tokens_details": None}, Usage(0, 5)),
+        ({"prompt_tokens": -1, "completion_tokens": 5, "total_tokens": 12}, Usage(7, 5)),
+        ({"prompt_tokens": True, "completion_tokens_details": []}, Usage()),
+        ({"completion_tokens": 5, "completion_tokens_details": {"reasoning_tokens": -3}}, Usage(0, 5, 0, 0, 1)),
     ],
 )
 def test_usage_is_what_the_endpoint_counted(usage, expected):

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from promptmill.dataset import scan_dataset
-from promptmill.resume import DoneRows, match_done
-from promptmill.rows import summarise
-from tests.rows import foreign_row, make_row, write_dataset
+from promptmill.resume import Fate, select
+from promptmill.row_index import Judge, Kind, RowIndex
+from tests.rows import KNOWN_TOOLS, foreign_row, make_row, write_dataset, write_jsonl
 
 
 class Run:
@@ -17,7 +17,8 @@ class Run:
 
     def __init__(self, folder):
         self.folder = folder
-        self.done = DoneRows()
+        self.rows = []
+        self.failures = []
 
     def samples(self, rows):
         dataset = scan_dataset(write_dataset(self.folder, rows))
@@ -29,25 +30,45 @@ class Run:
         """Finish samples of a dataset: all of them, or those with the given indices."""
         samples = self.samples(rows)
         for index in range(len(samples)) if which is None else which:
-            self.done.add_done(summary_of(samples[index]))
+            self.rows.append(row_of(samples[index]))
+
+    def fail(self, rows, which=None, **changes):
+        """The same, but they fail."""
+        samples = self.samples(rows)
+        for index in range(len(samples)) if which is None else which:
+            self.failures.append(row_of(samples[index], outcome="failed_transient", completed=False, **changes))
+
+    def select(self, rows):
+        """What a resume on this dataset finds."""
+        shard = write_jsonl(self.folder / "batch_0.jsonl", self.rows)
+        failed = write_jsonl(self.folder / "failed.jsonl", self.failures)
+        index = RowIndex(Judge(KNOWN_TOOLS, keep_no_reasoning=False))
+        index.read([shard, failed], lambda _size: None)
+        dataset = scan_dataset(write_dataset(self.folder, rows))
+        self.keys = [dataset.key(sample) for sample in range(len(dataset))]
+        selection = select(dataset, index)
+        dataset.close()
+        return selection
 
     def owed(self, rows):
         """The indices of the samples that a resume on this dataset would run."""
-        dataset = scan_dataset(write_dataset(self.folder, rows))
-        flags = match_done(dataset, self.done)
-        dataset.close()
-        return [index for index, is_done in enumerate(flags) if not is_done]
+        return [index for index, is_done in enumerate(self.select(rows).done()) if not is_done]
+
+    def fates(self, rows):
+        """What becomes of each row, and of each failed attempt."""
+        by_file = self.select(rows).fates_by_file()
+        return [[Fate(fate).name for fate in by_file[self.folder / name]] for name in ("batch_0.jsonl", "failed.jsonl")]
 
 
-def summary_of(sample):
-    row = make_row(
+def row_of(sample, **changes):
+    return make_row(
         sample.prompt,
         content_hash=sample.content_hash,
         occurrence=sample.occurrence,
         image=sample.image,
         cwd=sample.cwd,
+        **changes,
     )
-    return summarise(row)
 
 
 @pytest.fixture
@@ -56,7 +77,6 @@ def run(tmp_path):
 
 
 def test_nothing_done_owes_everything(run):
-    assert not run.done
     assert run.owed(["a", "b"]) == [0, 1]
 
 
@@ -116,25 +136,48 @@ def test_rows_of_two_datasets_with_the_same_content_pay_twice(run):
 
 
 def test_a_row_of_another_program_pays_by_its_prompt(run):
-    run.done.add_done(summarise(foreign_row("a")))
-    run.done.add_done(summarise(foreign_row("a")))
-    assert run.done
+    run.rows += [foreign_row("a"), foreign_row("a")]
     assert run.owed(["b", "a", {"prompt": "a", "image": "i"}, "a"]) == [0, 3]
 
 
 def test_our_own_row_is_matched_before_that_of_another_program(run):
     run.finish(["a", "a"], [1])
-    run.done.add_done(summarise(foreign_row("a")))
+    run.rows.append(foreign_row("a"))
     assert run.owed(["a", "a", "a"]) == [2]
 
 
-def test_a_failed_attempt_is_counted_and_still_owed(run):
-    (sample,) = run.samples(["a"])
-    run.done.add_failed(summary_of(sample))
-    run.done.add_failed(summary_of(sample))
-    run.done.add_failed(summarise(foreign_row("a")))
-    assert run.done.attempts == {(bytes.fromhex(sample.content_hash), 0): 2}
-    assert run.owed(["a"]) == [0]
+def test_failed_attempts_are_counted_the_last_one_counts_and_the_sample_is_still_owed(run):
+    run.fail(["a"])
+    run.fail(["a"], attempt=2)
+    run.failures.append(foreign_row("a", outcome="refused"))
+    selection = run.select(["a", "b"])
+    assert selection.attempts_before(0, run.keys[0]) == 2
+    assert (selection.kind(0), selection.kind(1)) == (Kind.FAILED, None)
+    assert run.owed(["a", "b"]) == [0, 1]
+    assert run.fates(["a", "b"]) == [[], ["SUPERSEDED", "COUNTS", "SUPERSEDED"]]
+
+
+def test_a_later_attempt_takes_the_place_of_a_row_wherever_it_stands(run):
+    run.finish(["a", "b"])
+    run.rows.insert(0, run.rows[0] | {"attempt": 2})
+    assert run.owed(["a", "a", "b"]) == [1]
+    assert run.fates(["a", "a", "b"])[0] == ["COUNTS", "SUPERSEDED", "COUNTS"]
+    assert run.select(["a", "a", "b"]).attempts_before(0, run.keys[0]) == 2
+
+
+def test_a_failed_attempt_never_takes_the_place_of_a_row(run):
+    run.finish(["a"])
+    run.fail(["a"], attempt=2)
+    assert run.owed(["a"]) == []
+    assert run.fates(["a"]) == [["COUNTS"], ["SUPERSEDED"]]
+    assert run.select(["a"]).attempts_before(0, run.keys[0]) == 2
+
+
+def test_rows_of_samples_that_the_dataset_has_lost_count_for_nothing(run):
+    run.finish(["a", "b"])
+    run.fail(["c"])
+    assert run.fates(["b"]) == [["NOT_IN_DATASET", "COUNTS"], ["NOT_IN_DATASET"]]
+    assert run.fates(["b", "c", "a"]) == [["COUNTS", "COUNTS"], ["COUNTS"]]
 
 
 def test_matching_does_not_use_the_rows_up(run):
@@ -165,7 +208,7 @@ def test_what_is_owed_is_the_dataset_less_what_is_done(tmp_path, data, then, mor
     run.finish(then, which)
     foreign = data.draw(st.lists(st.sampled_from("ab"), max_size=3))
     for prompt in foreign:
-        run.done.add_done(summarise(foreign_row(prompt)))
+        run.rows.append(foreign_row(prompt))
     edits = data.draw(st.lists(st.sampled_from([0, 1]), min_size=len(then), max_size=len(then)))
     now = [edited(row, 1) if edit else row for row, edit in zip(then, edits, strict=True)] + more
     now = data.draw(st.permutations(now))

@@ -136,6 +136,51 @@ async def test_each_step_is_told_while_it_happens(server):
     ]
 
 
+KEY = "sk-agent-0123456789abcdef0123456789abcdef"
+
+
+async def test_nothing_that_it_returns_tells_or_saves_holds_a_key(server):
+    server.script = by_turn(
+        call("terminal", {"command": f"echo '{KEY}'"}, reasoning=f"I say {KEY}.", reasoning_details=[{"text": KEY}]),
+        call(f"tool_{KEY}", "{" + KEY, id=KEY),
+        say(f"It is {KEY}."),
+    )
+    steps: list[str] = []
+    agent = agent_for(server, save_trajectories=True, api_key=KEY, observe=steps.append)
+    result = await agent.run_conversation(f"What about {KEY}?")
+    assert KEY in str(server.bodies[-1])  # the model is told what the tool said, as in a batch
+    assert (result.outcome, result.final_response) == (Outcome.COMPLETED, "It is ***.")
+    outputs = [orjson.loads(message.content) for message in result.messages if message.role == "tool"]
+    assert outputs[0]["output"] == "***"
+    assert result.unknown_tools == ("tool_***",)
+    assert all(not message.encoded for message in result.messages)
+    assert KEY not in f"{result!r} {steps} {SAVED.read_text()}"
+    calls = [entry for message in result.messages for entry in message.tool_calls]
+    answered = [message.tool_call_id for message in result.messages if message.role == "tool"]
+    assert [entry.id for entry in calls] == answered == ["call_1", "***"]
+    assert orjson.loads(calls[0].arguments) == {"command": "echo '***'"}
+
+
+async def test_an_error_that_it_returns_or_raises_does_not_show_the_key(server):
+    server.script = lambda request: fail(400, f"not with {request.api_key}")
+    agent = agent_for(server, api_key=KEY)
+    assert "answered 400: not with ***" in (await agent.run_conversation("a")).error
+    server.script = lambda request: fail(401, f"Incorrect API key provided: {request.api_key}")
+    with pytest.raises(EndpointError, match=r"provided: \*\*\*") as caught:
+        await agent.run_conversation("a")
+    assert caught.value.__suppress_context__
+
+
+async def test_its_notes_say_what_is_done_otherwise_than_asked(server):
+    agent = agent_for(server, reasoning_config={"enabled": True, "effort": "ultra"}, provider_sort="price")
+    sandbox, toolsets, *quirks = agent.notes
+    assert sandbox.startswith("Sandbox local")
+    assert toolsets == "Toolsets left out: web, vision, image_gen, browser (not part of this version)"
+    assert any("--reasoning_effort=ultra is sent as 'high'" in note for note in quirks)
+    assert any("The provider flags are not sent" in note for note in quirks)
+    assert len(agent_for(server, enabled_toolsets=["file"]).notes) == 1
+
+
 # ── the command ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -149,6 +194,17 @@ async def test_the_command_prints_the_answer_and_shows_the_steps(server):
     assert (ended.code, ended.stdout) == (0, "It is 42.\n")
     assert 'calls   terminal {"command": "echo $((6*7))"}' in ended.stderr.splitlines()
     assert prompts_in(SAVED) == ["a"]
+
+
+async def test_the_command_shows_the_notes_whole_and_no_key(server):
+    server.script = by_turn(call("terminal", {"command": f"echo {KEY}"}), say(f"It is {KEY}."))
+    given = flags(server, api_key=KEY, reasoning_effort="ultra", log_prefix_chars=5)
+    ended = await command(*given, script="run_agent.py")
+    assert (ended.code, ended.stdout) == (0, "It is ***.\n")
+    assert "--reasoning_effort=ultra is sent as 'high': 127.0.0.1 is taken for a server that knows" in ended.stderr
+    assert "Toolsets left out: web, vision, image_gen, browser (not part of this version)" in ended.stderr
+    assert "Sandbox local: commands run as plain processes of this user" in ended.stderr
+    assert KEY not in ended.stderr
 
 
 async def test_the_command_exits_with_1_when_there_is_no_answer(server):

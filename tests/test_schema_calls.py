@@ -38,6 +38,13 @@ def forced(content, finish_reason="stop"):
     return SchemaCalls(LOCAL).change_reply(reply, request)
 
 
+@pytest.mark.parametrize("levels", [300, 900])
+def test_a_forced_call_may_be_nested_deeply(levels):
+    arguments = '{"a":' * levels + "1" + "}" * levels
+    message = forced(f'{{"thought": "t", "tool": "terminal", "arguments": {arguments}}}').message
+    assert [call.arguments for call in message.tool_calls] in ([arguments], [])
+
+
 def call_schemas(request):
     return request.fields["response_format"]["json_schema"]["schema"]["anyOf"]
 

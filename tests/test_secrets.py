@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from promptmill import client
 from promptmill.errors import EndpointError
+from promptmill.failures import RetryPolicy
 from promptmill.logs import masked_records
-from promptmill.secrets import MASKED, Mask, is_secret, secrets_in
-from tests.fakes.model_server import Answer, RecordedRequest, call, fail, one_turn, say
+from promptmill.secrets import MASKED, Mask, is_secret, secrets_in, secrets_typed
+from tests.fakes.model_server import Answer, RecordedRequest, call, fail, one_turn, raw, say
 from tests.test_command import Ended, as_flags, command, run_inline, run_options
 
 KEY = "sk-test-9f3Kq7+Zr/2Wm8Xc4Vb6Nd1Lp5Jh0Gt_Ya"
@@ -135,6 +137,85 @@ def test_json_stays_json_and_the_secret_is_gone(secret, before, depth):
 )
 def test_json_within_a_string_stays_json(secret, text, expected):
     assert Mask([secret]).value(text) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--api_key", KEY], [f"--api-key={KEY}"], [f"--api_kye={KEY}"], ["-k", KEY], [KEY], [f"--hf_token={KEY}"]],
+)
+def test_a_key_on_the_command_line_is_found(words):
+    assert list(secrets_typed(words)) == [KEY]
+
+
+@pytest.mark.parametrize("word", ["--max_tokens=none", "skeleton.jsonl", "--dataset_file=sk-prompts.jsonl", "--resume"])
+def test_other_words_of_a_command_line_are_no_keys(word):
+    assert not [value for value in secrets_typed([word]) if is_secret(value)]
+
+
+# ── what we cut ourselves ─────────────────────────────────────────────────────────────────────────────────
+
+SHORT = "sk-AbCdEf0123456789xyZqW"
+"""Too short to be known again when a part of it is cut off."""
+
+
+def cut_in(place: str, left: int) -> Answer:
+    """An answer that is cut by us where `left` characters of the key are before the cut."""
+    match place:
+        case "error":
+            return fail(400, "x" * (500 - left) + SHORT)
+        case "page":
+            return raw("<html><body>" + "x" * (200 - left) + SHORT + "</body></html>")
+        case "refusal":
+            return say(None, refusal="x" * (300 - left) + SHORT)
+        case "written":
+            return say("x" * (20_000 - left) + SHORT, finish_reason="content_filter")
+        case "arguments":
+            return call("terminal", '{"command": ' + "y" * (40 - left) + SHORT + '" oops', reasoning="r")
+        case "arguments before":
+            return call("terminal", '{"command": "' + SHORT + "y" * (38 - left) + '" oops', reasoning="r")
+        case "value":
+            return call("terminal", {"timeout": "y" * (79 - left) + SHORT, "command": "true"}, reasoning="r")
+        case "output":
+            return call("terminal", {"command": f"printf %0{20_000 - left}d 0; printf {SHORT}; printf %070000d 0"})
+    return call("n" * (100 - left) + SHORT, {}, reasoning="r")
+
+
+PLACES_OF_CUTS = (
+    "error", "page", "refusal", "written", "arguments", "arguments before", "value", "output", "name",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES_OF_CUTS)
+async def test_a_key_of_any_length_is_masked_before_we_cut(start_server, monkeypatch, place):
+    monkeypatch.setattr(client, "RETRIES", RetryPolicy(max_attempts=1))
+    lefts = [8, 12, 16, 20, 23]
+
+    def script(request: RecordedRequest) -> Answer:
+        return cut_in(place, int(request.prompt)) if request.turn == 0 else say("done", reasoning="r")
+
+    server = await start_server(script)
+    run = await run_inline(
+        server.base_url, [str(left) for left in lefts], api_key=SHORT, batch_size=1, num_workers=5, sandbox="local",
+        distribution="terminal_only",
+    )  # fmt: skip
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert any(MASKED[:1] in path.read_text() for path in files)
+    for path in files:
+        assert not any(part in path.read_text() for part in (SHORT[:8], SHORT[-8:])), path
+
+
+async def test_a_key_that_was_typed_where_it_does_not_belong_is_not_repeated():
+    given = f"--api_key={SHORT}"
+    for words in (
+        [f"--api_kye={SHORT}"],
+        ["-k", SHORT],
+        [given, SHORT],
+        [given, "--nonsense"],
+        ["--api_key", SHORT, "x"],
+    ):
+        ended = await command(*words)
+        assert ended.code == 2
+        assert SHORT not in ended.stderr
 
 
 # ── log records ───────────────────────────────────────────────────────────────────────────────────────────

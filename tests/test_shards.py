@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import orjson
 import pytest
@@ -128,11 +129,21 @@ def test_a_refused_replacement_leaves_the_old_file_and_nothing_beside(tmp_path):
     assert [child.name for child in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_full_device_is_a_storage_error(tmp_path):
-    path = tmp_path / "a"
-    path.symlink_to("/dev/full")
+def test_a_full_device_is_a_storage_error():
     with pytest.raises(StorageError, match="No space left on device"):
-        append_lines(path, [b"1"])
+        append_lines(Path("/dev/full"), [b"1"])
+
+
+def test_nothing_is_written_to_what_a_planted_link_leads_to(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine\n")
+    for name in ("a", ".b.new"):
+        (tmp_path / name).symlink_to(precious)
+    with pytest.raises(StorageError, match="symbolic links"):
+        append_lines(tmp_path / "a", [b"1"])
+    write_atomic(tmp_path / "b", [b"1"])
+    assert precious.read_bytes() == b"mine\n"
+    assert (tmp_path / "b").read_bytes() == b"1"
 
 
 def test_a_missing_folder_is_a_storage_error(tmp_path):

@@ -1,6 +1,7 @@
 """Joining a stream: the same body as without one, however a server cuts it, and never half a reply for a whole one."""
 
 import asyncio
+import time
 
 import hypothesis.strategies as st
 import orjson
@@ -146,7 +147,49 @@ CALL_PIECES = {
     "no index": ([piece('{"a"', name="t", id="a"), piece(": 1}")], ONE),
     "no index and no id": ([piece('{"a"', name="t"), piece(": 1}")], ONE),
     "a whole call in one piece": ([piece('{"a": 1}', name="t", index=0, id="a")], ONE),
-    "arguments as an object": ([piece({"a": 1}, name="t", index=0, id="a")], [("t", '{"a":1}')]),
+    "arguments as an object": ([piece({"a": 1}, name="t", index=0, id="a")], [("t", {"a": 1})]),
+    "arguments as an object after the name": (
+        [piece(name="t", index=0, id="a"), piece({"a": 1}, index=0)], [("t", {"a": 1})]
+    ),
+    "an empty object before the text": (
+        [piece({}, name="t", index=0, id="a"), piece('{"a"', index=0), piece(": 1}", index=0)], ONE
+    ),
+    "the arguments before the name": ([piece('{"a"', index=0, id="a"), piece(": 1}", name="t", index=0)], ONE),
+    "a second call without a name": (
+        [piece('{"a": 1}', name="t", index=0, id="a"), piece({"b": 2}, name="", index=1, id="b")],
+        [ONE[0], ("", {"b": 2})]
+    ),
+    "a second call without a name, as text and in pieces": (
+        [piece('{"a": 1}', name="t", index=0, id="a"), piece("", name="", index=1, id="b"), piece('{"b"', index=1),
+         piece(": 2}", index=1)], [ONE[0], ("", '{"b": 2}')]
+    ),
+    "a second call without a name, at the first one's place": (
+        [piece('{"a": 1}', name="t", index=0, id="a"), piece('{"b": 2}', name="", index=0, id="b")],
+        [ONE[0], ("", '{"b": 2}')]
+    ),
+    "a second call without a name and without a place": (
+        [piece('{"a": 1}', name="t", id="a"), piece('{"b": 2}', name="", id="b")], [ONE[0], ("", '{"b": 2}')]
+    ),
+    "a second call without anything but an object": (
+        [piece({"a": 1}, name="t", index=0), piece({"b": 2}, index=0)], [("t", {"a": 1}), ("", {"b": 2})]
+    ),
+    "a second call without a name and with the first one's id": (
+        [piece('{"a": 1}', name="t", index=0, id="a"), piece('{"b": 2}', index=1, id="a")],
+        [ONE[0], ("", '{"b": 2}')]
+    ),
+    "an object that grows": (
+        [piece({"a": 1}, name="t", index=0, id="a"), piece({"a": 1, "b": 2}, index=0, id="a")],
+        [("t", {"a": 1, "b": 2})]
+    ),
+    "braces and quotes within the text": (
+        [piece('{"a": "}{\\', name="t", index=0, id="a"), piece('"}', name="t", index=0, id="a"),
+         piece('{}"}', name="t", index=0, id="a")], [("t", '{"a": "}{\\"}{}"}')]
+    ),
+    "under another name": (
+        [{"index": 0, "id": "a", "function": {"name": "t", "parameters": '{"a"'}},
+         {"index": 0, "function": {"parameters": ": 1}"}}], ONE
+    ),
+    "a piece that is no call": ([piece('{"a": 1}', name="t", index=0), {"index": 1, "id": "b"}], ONE),
     "the name in pieces": (
         [piece(name="te", index=0, id="a"), piece(name="rm", index=0), piece("{}", index=0)], [("term", "{}")]
     ),
@@ -225,6 +268,17 @@ async def test_details_without_an_index_are_told_apart_by_their_type_and_signatu
     ]
 
 
+async def test_blocks_of_thinking_are_joined_until_they_are_signed():
+    pieces = ({"thinking": "wh"}, {"thinking": "y"}, {"thinking": "", "signature": "s"}, {"thinking": "and"})
+    blocks = [{"type": "thinking", **piece} for piece in pieces]
+    message = await message_of(*({"thinking_blocks": [block]} for block in blocks), {"content": "so"})
+    assert message["thinking_blocks"] == [
+        {"type": "thinking", "thinking": "why", "signature": "s"}, {"type": "thinking", "thinking": "and"}
+    ]  # fmt: skip
+    together = [{"type": "thinking", "thinking": "why"}, {"type": "thinking", "thinking": "and"}]
+    assert (await message_of({"thinking_blocks": together}))["thinking_blocks"] == together
+
+
 async def test_parts_and_text_are_joined_in_order():
     message = await message_of(
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "wh"}]}]},
@@ -257,6 +311,14 @@ async def test_an_event_of_several_lines_and_events_without_a_blank_line_between
     second = b'data: {"choices": [{"index": 0, "delta": {"content": "o"}, "finish_reason": "stop"}]}\n'
     body = await joined(first + second + b"data: [DONE]")
     assert body["choices"][0]["message"]["content"] == "so"
+
+
+async def test_an_event_of_many_long_lines_is_not_read_for_ever():
+    data = b'data: {"a": [\n' + b"".join(b'data: "%s",\n' % (b"x" * 30_000) for _ in range(990))
+    begun_s = time.process_time()
+    with pytest.raises(ValueError, match="too many long lines"):
+        await joined(data, 100_000)
+    assert time.process_time() - begun_s < 5
 
 
 async def test_other_choices_are_left_out():

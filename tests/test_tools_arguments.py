@@ -128,6 +128,18 @@ def test_what_is_wrong_is_named(arguments: dict[str, Any], message: str) -> None
     assert message in str(raised.value)
 
 
+def test_what_an_error_repeats_is_masked_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "a-secret-of-the-runner-1"
+    monkeypatch.setattr("toolsets.text._mask", lambda text: text.replace(secret, "***"))
+    for written in (f'{{"text": {"y" * 30}{secret}zz" oops', f'{{"text": "{secret}{"y" * 20}" oops'):
+        with pytest.raises(ArgumentsError) as raised:
+            parse_arguments(written)
+        assert not any(part in str(raised.value) for part in (secret[:6], secret[-6:]))
+    with pytest.raises(ArgumentsError) as raised:
+        check_arguments({"text": "x", "count": "y" * 70 + secret}, SCHEMA)
+    assert secret[:6] not in str(raised.value)
+
+
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(ArgumentsError) as raised:
         check_arguments({"count": 0, "zzz": 1, "text": None}, SCHEMA)

@@ -111,6 +111,19 @@ def test_a_result_too_long_is_cut_and_says_so(text: str) -> None:
     assert "ask for a smaller part" in json.loads(encoded)["notice"]
 
 
+async def test_what_is_cut_is_masked_before(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "a-secret-of-the-runner-1"
+    monkeypatch.setattr("toolsets.text._mask", lambda text: text.replace(secret, "***"))
+    outcome = await execute_call(tool_that({}), bench.context, "n" * 90 + secret, "{}")
+    assert secret[:6] not in outcome.content
+    for size in range(MAX_RESULT_CHARS // 2 - 40, MAX_RESULT_CHARS // 2):
+        encoded = encode_result({"output": "x" * size + secret + "x" * MAX_RESULT_CHARS})
+        assert secret[:4] not in encoded
+    for kept in range(90, 110):
+        cut = cut_middle("x" * 30 + secret + "x" * 300 + secret + "x" * 30, "", 0, kept)
+        assert not any(part in cut for part in (secret[:6], secret[-6:]))
+
+
 def test_what_json_cannot_hold_is_replaced() -> None:
     encoded = encode_result({"a": "x\ud800y", "b": b"\xff", "c": 2**70, "d": {1}, 5: ("t",), "e": Bench})
     decoded = json.loads(encoded)

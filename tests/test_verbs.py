@@ -64,7 +64,7 @@ def write_run_json(**options):
             {
                 "run_name": "named",
                 "options": {"keep_no_reasoning": False} | options,
-                "dataset": {"samples": 9, "skipped": [{"line_number": 3, "reason": "no prompt"}]},
+                "dataset": {"samples": 9, "invalid": 1, "skipped": [{"line_number": 3, "reason": "no prompt"}]},
                 "starts": [{"started_at": "2026-01-30T10:00:00.123456", "duration_s": 2.5}],
             }
         )
@@ -85,11 +85,12 @@ def test_merge_rebuilds_rows_and_statistics_from_the_shards(run):
     statistics = orjson.loads((run / "statistics.json").read_bytes())
     assert (statistics["run_name"], statistics["duration_s"], len(statistics["starts"])) == ("named", 2.5, 1)
     assert statistics["samples"] == {
-        "dataset": 9, "completed": 3, "partial": 1, "discarded_no_reasoning": 1, "filtered": 0, "failed": 1,
-        "pending": 3, "skipped_dataset_lines": 1, "unreadable_shard_lines": 1,
+        "dataset_rows": 10, "completed": 3, "partial": 1, "discarded_no_reasoning": 1, "filtered": 0, "failed": 1,
+        "pending": 3, "not_selected": 0, "invalid": 1,
     }  # fmt: skip
+    assert statistics["rows_left_behind"]["unreadable_lines"] == 1
     assert "4 rows in data/my_run/trajectories.jsonl" in done.stdout
-    assert "lines that are no readable rows, and are left out: 1" in done.stderr
+    assert "No readable row, and left out: 1 line" in done.stdout
 
 
 def test_merge_keeps_what_the_run_was_told_to_keep(run):
@@ -105,7 +106,7 @@ def test_merge_without_a_usable_run_json_counts_the_rows(run, content):
     obeyed("merge", run)
     statistics = orjson.loads((run / "statistics.json").read_bytes())
     assert statistics["run_name"] == "my_run"
-    assert (statistics["samples"]["dataset"], statistics["samples"]["pending"]) == (6, 0)
+    assert (statistics["samples"]["dataset_rows"], statistics["samples"]["pending"]) == (6, 0)
 
 
 def test_merge_leaves_out_a_torn_line_and_says_so(run):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from toolsets.base import ToolError
-from toolsets.text import clean_surrogates
+from toolsets.text import clean_surrogates, masked, shortened
 
 Schema = Mapping[str, Any]
 
@@ -43,7 +43,8 @@ def parse_arguments(arguments_json: str) -> dict[str, Any]:
         raise ArgumentsError("arguments are nested too deeply") from None
     except ValueError as exc:
         position = exc.pos if isinstance(exc, json.JSONDecodeError) else 0
-        around = arguments_json[max(0, position - 40) : position + 40]
+        place = len(masked(arguments_json[:position]))
+        around = masked(arguments_json)[max(0, place - 40) : place + 40]
         raise ArgumentsError(f"arguments are not valid JSON: {exc}; near {around!r}") from exc
     if value is None:
         return {}
@@ -194,7 +195,7 @@ def _describe(value: Any) -> str:
 
 def _quote(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "…"
+    return text if len(text) <= MAX_QUOTED_CHARS else shortened(text, MAX_QUOTED_CHARS) + "…"
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from toolsets.base import ToolError
+from toolsets.text import shortened
 
 MAX_CANDIDATES = 1_000
 """Places that are looked at for a common shift of indentation; more are as good as ambiguous."""
@@ -214,7 +215,9 @@ def nearest_lines(lines: Sequence[str], wanted: Sequence[str]) -> str:
     nearest = difflib.get_close_matches(probe, candidates, n=2, cutoff=0.6)
     if not nearest:
         return ""
-    shown = "; ".join(f"line {number_by_line[line]}: {lines[number_by_line[line] - 1][:200]!r}" for line in nearest)
+    shown = "; ".join(
+        f"line {number_by_line[line]}: {shortened(lines[number_by_line[line] - 1], 200)!r}" for line in nearest
+    )
     return f" Nearest: {shown}."
 
 

@@ -15,7 +15,7 @@ import orjson
 from toolsets.arguments import ArgumentsError, check_arguments, parse_arguments
 from toolsets.base import MAX_RESULT_CHARS, Tool, ToolContext, ToolError
 from toolsets.sandboxes.base import SandboxError
-from toolsets.text import clean_surrogates
+from toolsets.text import clean_surrogates, masked, shortened
 
 FailureKind = Literal["", "invalid_arguments", "unknown_tool", "tool_error", "timeout", "crash"]
 
@@ -62,7 +62,7 @@ def encode_result(content: Mapping[str, Any]) -> str:
         text = orjson.dumps(_jsonable(content)).decode()
     if len(text) <= MAX_RESULT_CHARS:
         return text
-    preview = text[: MAX_RESULT_CHARS // 2]
+    preview = masked(text)[: MAX_RESULT_CHARS // 2]
     while True:
         # Quoting the JSON text again lengthens it by what it escapes, so the preview shrinks until it fits.
         notice = f"Result of {len(text)} characters cut to its first {len(preview)}; ask for a smaller part."
@@ -78,7 +78,7 @@ async def _answer(
     tool = tools.get(name)
     if tool is None:
         known = ", ".join(tools) or "none"
-        return {"error": f"Tool {name[:100]!r} does not exist. Available tools: {known}"}, "unknown_tool"
+        return {"error": f"Tool {shortened(name, 100)!r} does not exist. Available tools: {known}"}, "unknown_tool"
     try:
         arguments = check_arguments(parse_arguments(arguments_json), tool.parameters)
         result = await tool.run(context, arguments)

@@ -11,6 +11,8 @@ import tomllib
 import warnings
 from collections.abc import Callable
 
+from toolsets.text import shortened
+
 MAX_CHARS = 100_000
 MAX_LINE_CHARS = 5_000
 MAX_MESSAGE_CHARS = 500
@@ -37,7 +39,7 @@ def lint(path: str, text: str) -> dict[str, str]:
 
 
 def _error(message: str) -> dict[str, str]:
-    return {"status": "error", "output": message[:MAX_MESSAGE_CHARS]}
+    return {"status": "error", "output": shortened(message, MAX_MESSAGE_CHARS)}
 
 
 def _parse_python(text: str) -> None:

@@ -1,6 +1,7 @@
 """Text from a sandbox: hostile bytes in, bounded text out. Nothing here reads meaning into it."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -12,6 +13,37 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]"  # two-character sequences
     r"|\x9b[0-?]*[ -/]*[@-~]"  # control sequences in their one-byte form
 )
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+_mask: Callable[[str], str] = _as_it_is
+
+
+def mask_before_cutting(mask: Callable[[str], str]) -> None:
+    """Have every text of this process go through this before a part of it is cut off.
+
+    Who masks secrets in what is written does it at the end, and knows half a secret no more.
+    """
+    global _mask
+    _mask = mask
+
+
+def masked(text: str) -> str:
+    """A text, fit to be cut anywhere: without the secrets that are known in this process."""
+    return _mask(text)
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """A text's first characters."""
+    return text if len(text) <= max_chars else _mask(text)[:max_chars]
+
+
+def ending(text: str, max_chars: int) -> str:
+    """A text's last characters."""
+    return text if len(text) <= max_chars else _mask(text)[-max_chars:]
 
 
 def strip_escapes(text: str) -> str:
@@ -42,7 +74,9 @@ def cut_middle(head: str, tail: str, omitted_chars: int, max_chars: int) -> str:
     if not omitted_chars:
         if len(head) + len(tail) <= max_chars:
             return head + tail
-        head = tail = head + tail
+        head = tail = _mask(head + tail)
+    else:
+        head, tail = _mask(head), _mask(tail)
     total = len(head) + omitted_chars + (len(tail) if omitted_chars else 0)
     room_at_start = max_chars * 40 // 100
     start, end = head[:room_at_start], tail[room_at_start - max_chars :]
@@ -52,7 +86,7 @@ def cut_middle(head: str, tail: str, omitted_chars: int, max_chars: int) -> str:
 
 def cut_end(text: str, max_chars: int) -> str:
     """Shorten one line, saying so."""
-    return text if len(text) <= max_chars else text[:max_chars] + "... [truncated]"
+    return text if len(text) <= max_chars else shortened(text, max_chars) + "... [truncated]"
 
 
 def encoded_chars(text: str) -> int:

@@ -24,8 +24,9 @@ from typing import Literal
 
 from toolsets.base import ToolError
 from toolsets.edits import Lines, Match, NotFoundError, find_lines, nearest_lines, shift_indent, to_plain
+from toolsets.text import shortened
 
-_HEADER = re.compile(r"\*\*\* (Add File|Update File|Delete File|Move File|Move to): *(.+?) *")
+_HEADER = re.compile(r"\*\*\* (Add File|Update File|Delete File|Move File|Move to): *+(.*[^ ]) *")
 _NUMBERS = re.compile(r"-\d+(,\d+)? \+\d+(,\d+)?")
 """Line numbers after `@@`, as unified diffs have them; they are not to be relied on, so they are no hint."""
 
@@ -76,7 +77,7 @@ def parse_patch(patch: str) -> list[Operation]:
         elif not operations:
             if line.strip():
                 raise ToolError(
-                    f"patch line {number}: expected a line such as *** Update File: path, not {line[:80]!r}"
+                    f"patch line {number}: expected a line such as *** Update File: path, not {shortened(line, 80)!r}"
                 )
         elif operations[-1].kind == "Add":
             _add_line(operations[-1], line, number)
@@ -84,7 +85,7 @@ def parse_patch(patch: str) -> list[Operation]:
             _hunk_line(operations[-1], line, number)
         elif line.strip():
             raise ToolError(
-                f"patch line {number}: nothing can follow *** {operations[-1].kind} File, not {line[:80]!r}"
+                f"patch line {number}: nothing can follow *** {operations[-1].kind} File, not {shortened(line, 80)!r}"
             )
     if not operations:
         raise ToolError("the patch names no file; each part begins with a line such as *** Update File: path")
@@ -110,7 +111,9 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], shown_path: str) -> str:
         old = [line for mark, line in hunk.lines if mark != "+"]
         if not old:
             if hunk.hints and hinted is None:
-                raise NotFoundError(f"{shown_path}: no line {hunk.hints[-1][:80]!r} (patch line {hunk.number}).")
+                raise NotFoundError(
+                    f"{shown_path}: no line {shortened(hunk.hints[-1], 80)!r} (patch line {hunk.number})."
+                )
             new = [line for _, line in hunk.lines]
             start = len(lines.texts) if hinted is None else hinted + 1
             lines.replace(start, start, new)
@@ -153,7 +156,7 @@ def _add_line(operation: Operation, line: str, number: int) -> None:
     if line.startswith("+"):
         operation.text += line[1:] + "\n"
     elif line.strip():
-        raise ToolError(f"patch line {number}: each line of an added file begins with +, not {line[:80]!r}")
+        raise ToolError(f"patch line {number}: each line of an added file begins with +, not {shortened(line, 80)!r}")
 
 
 def _hunk_line(operation: Operation, line: str, number: int) -> None:
@@ -178,7 +181,8 @@ def _hunk_line(operation: Operation, line: str, number: int) -> None:
         hunks[-1].lines.append(("", ""))
     else:
         raise ToolError(
-            f"patch line {number}: a line of a change begins with a space, - or +, or is an @@ line, not {line[:80]!r}"
+            f"patch line {number}: a line of a change begins with a space, - or +, or is an @@ line, "
+            f"not {shortened(line, 80)!r}"
         )
 
 

@@ -21,18 +21,21 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAsked:
-    """The worker wants to start the next sample of a batch."""
+class RowSaved:
+    """The runner's answer to each `SampleResult`: the row is on disk."""
 
     number: int
+    """The batch's."""
+    go_on: bool
+    """Whether the batch's next sample may start."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartAnswered:
-    """Whether it may."""
+class Heartbeat:
+    """The worker's event loop goes round."""
 
-    number: int
-    allowed: bool
+    least_left_s: float
+    """How soon the first of its conversations must have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,18 @@ Frame = (
     | StopRun
     | GateReport
     | GateOrder
-    | StartAsked
-    | StartAnswered
+    | RowSaved
+    | Heartbeat
 )
+
+
+class _TolerantReader(asyncio.StreamReader):
+    """Gives what had arrived before the connection broke, as before an orderly end."""
+
+    def set_exception(self, exc: Exception) -> None:
+        """The connection broke: a worker was killed, with rows of its on the way."""
+        del exc
+        self.feed_eof()
 
 
 class FrameChannel:
@@ -69,20 +81,28 @@ class FrameChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._length: int | None = None
+        """Of the message whose header was read and whose rest was not."""
 
     @classmethod
     async def open(cls, end: socket.socket) -> "FrameChannel":
         """Take over a connected socket."""
         end.setblocking(False)
-        return cls(*await asyncio.open_connection(sock=end, limit=_BUFFER_BYTES))
+        loop = asyncio.get_running_loop()
+        reader = _TolerantReader(limit=_BUFFER_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.create_connection(lambda: protocol, sock=end)
+        return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def receive(self) -> Frame | None:
-        """The next message, or None when the other end is gone."""
+        """The next message, or None when the other end is gone. Cancelled between two parts, it loses neither."""
         try:
-            header = await self._reader.readexactly(_LENGTH_BYTES)
-            payload = await self._reader.readexactly(int.from_bytes(header, "big"))
+            if self._length is None:
+                self._length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
+            payload = await self._reader.readexactly(self._length)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+        self._length = None
         frame: Frame = pickle.loads(payload)
         return frame
 

@@ -23,7 +23,7 @@ class InlineEngine(Engine):
         gate = Gate(slots, report)
         gate.obey(keeper.first_share(0))
         worker = Worker(self.settings, events, gate)
-        lanes = [asyncio.create_task(self._lane(worker, batches)) for _ in range(slots)]
+        lanes = [asyncio.create_task(self._lane(worker, batches, events)) for _ in range(slots)]
         try:
             await asyncio.gather(*lanes)
         finally:
@@ -34,6 +34,8 @@ class InlineEngine(Engine):
             await asyncio.gather(*lanes, return_exceptions=True)
             await worker.close()
 
-    async def _lane(self, worker: Worker, batches: Iterator[Batch]) -> None:
+    async def _lane(self, worker: Worker, batches: Iterator[Batch], events: RunEvents) -> None:
         for batch in batches:
+            if not events.may_start(batch.number):
+                return
             await worker.run_batch(batch)

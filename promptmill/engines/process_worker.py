@@ -1,16 +1,23 @@
 """What runs in a worker process: takes batches from the runner, sends finished samples back.
 
-The process ends when the runner closes its end of the socket, whether on purpose or because it was killed.
+The process ends when the runner closes its end of the socket, whether on purpose or because it was killed: the event
+loop then closes the sandboxes. A thread sees to it that it also ends when the event loop does not get there.
 """
 
 import asyncio
+import ctypes
 import logging
 import os
+import select
 import signal
 import socket
+import sys
+import threading
+import time
+from multiprocessing import forkserver
 
 from promptmill.config import WorkerSettings
-from promptmill.engines.frames import BatchFinished, FrameChannel, StartAnswered, StartAsked, StopRun, WorkerReady
+from promptmill.engines.frames import BatchFinished, FrameChannel, Heartbeat, RowSaved, StopRun, WorkerReady
 from promptmill.errors import EngineError, RunStoppedError
 from promptmill.event_loop import run_in_loop
 from promptmill.limiter import Gate, GateOrder
@@ -22,6 +29,12 @@ from promptmill.worker import Worker
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT_S = 2.0
+ORPHAN_GRACE_S = 5.0
+"""How long the event loop may take to close its sandboxes when the runner is gone."""
+PR_SET_PDEATHSIG = 1
+"""Source: prctl(2)."""
+
 
 def process_main(settings: WorkerSettings, end: socket.socket) -> None:
     """Serve the runner until it closes its end of the socket; does not return."""
@@ -29,11 +42,32 @@ def process_main(settings: WorkerSettings, end: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    end_with_runner(end, ORPHAN_GRACE_S)
     raise_descriptor_limit()
     log_to_stderr(mask_of(settings.config.secrets))
     run_in_loop(_serve(settings, end))
     # Everything is handed on and closed; skipping interpreter shutdown saves its time in every run.
     os._exit(0)
+
+
+def end_with_runner(end: socket.socket, grace_s: float) -> None:
+    """End this process at the latest so long after the runner has gone, whatever its event loop is doing by then."""
+    if sys.platform == "linux":
+        # Should we be stopped then, the end of our parent wakes us: the fork server ends with the last process that
+        # has this descriptor, which the runner has, and which is ours only to have it start processes.
+        alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+        if alive is not None:
+            os.close(alive)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+    threading.Thread(target=_exit_after_hang_up, args=(end.fileno(), grace_s), daemon=True).start()
+
+
+def _exit_after_hang_up(descriptor: int, grace_s: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hang-up is told unasked; that the runner has only ended its sending is none
+    poll.poll()
+    time.sleep(grace_s)
+    os._exit(1)
 
 
 async def _serve(settings: WorkerSettings, end: socket.socket) -> None:
@@ -49,22 +83,30 @@ async def _serve(settings: WorkerSettings, end: socket.socket) -> None:
         return
     running: set[asyncio.Task[None]] = set()
     channel.post(WorkerReady())
+    beating = asyncio.create_task(_beat(worker, channel))
     try:
         while (frame := await channel.receive()) is not None:
             if isinstance(frame, GateOrder):
                 gate.obey(frame)
-            elif isinstance(frame, StartAnswered):
-                events.answered(frame)
+            elif isinstance(frame, RowSaved):
+                events.row_saved(frame)
             elif isinstance(frame, Batch):
                 task = asyncio.create_task(_run_batch(worker, frame, channel))
                 running.add(task)
                 task.add_done_callback(running.discard)
     finally:
-        for task in running:
+        for task in (beating, *running):
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(beating, *running, return_exceptions=True)
         await worker.close()
         await channel.close()
+
+
+async def _beat(worker: Worker, channel: FrameChannel) -> None:
+    """Show the runner that the event loop goes round."""
+    while True:
+        channel.post(Heartbeat(worker.least_left_s))
+        await asyncio.sleep(HEARTBEAT_S)
 
 
 async def _run_batch(worker: Worker, batch: Batch, channel: FrameChannel) -> None:
@@ -82,22 +124,23 @@ class _ChannelEvents:
 
     def __init__(self, channel: FrameChannel) -> None:
         self._channel = channel
-        self._asked: dict[int, asyncio.Future[bool]] = {}
+        self._unsaved: dict[int, asyncio.Future[bool]] = {}
+        """Batch number -> the runner's answer to its last row."""
 
-    async def may_start(self, batch_number: int) -> bool:
+    async def sample_finished(self, result: SampleResult) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._asked[batch_number] = answer
-        self._channel.post(StartAsked(batch_number))
+        self._unsaved[result.batch_number] = answer
+        await self._channel.send(result)
         return await answer
 
-    def answered(self, frame: StartAnswered) -> None:
-        """Hand on what the runner said."""
-        answer = self._asked.pop(frame.number)
-        if not answer.done():
-            answer.set_result(frame.allowed)
-
-    async def sample_finished(self, result: SampleResult) -> None:
+    async def sample_interrupted(self, result: SampleResult) -> None:
         await self._channel.send(result)
+
+    def row_saved(self, frame: RowSaved) -> None:
+        """Hand on what the runner answered; nobody waits for it where a sample was interrupted."""
+        answer = self._unsaved.pop(frame.number, None)
+        if answer is not None and not answer.done():
+            answer.set_result(frame.go_on)
 
     async def batch_finished(self, number: int) -> None:
         await self._channel.send(BatchFinished(number))

@@ -3,22 +3,29 @@
 Not `multiprocessing.Pool`, which waits for ever when a child dies, nor ProcessPoolExecutor, which breaks whole. Here a
 worker's socket ends when the worker does: that is seen at once, the worker is replaced, and what it had in flight is
 run again, each sample with no other beside it. One that is then in flight in a second worker that dies is failed.
+A worker that is silent for longer than its conversations have left is killed, and then is one that died.
+
+A batch waits for the runner's word that its row is on disk before it goes on, so a runner that stalls and is then
+killed loses no more rows than it had batches in flight. The rows of different batches are saved together.
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import signal
 import socket
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 
 from promptmill.engines.base import Engine, new_limit
-from promptmill.engines.frames import BatchFinished, FrameChannel, StartAnswered, StartAsked, StopRun, WorkerReady
+from promptmill.engines.frames import BatchFinished, FrameChannel, Heartbeat, RowSaved, StopRun, WorkerReady
 from promptmill.engines.process_entry import process_entry
-from promptmill.errors import EngineError, RunStoppedError
+from promptmill.errors import EngineError
 from promptmill.finished import finished_sample, unstarted
 from promptmill.limiter import GateOrder, GateReport, LimitKeeper
 from promptmill.records import Batch, RunEvents, Sample, SampleResult, TurnEvent
@@ -27,6 +34,9 @@ MAX_DEATHS_OF_A_SAMPLE = 2
 MAX_FAILED_STARTS = 3
 END_GRACE_S = 10.0
 """How long a worker may take to close its sandboxes before it is killed."""
+ANSWER_MARGIN_S = 30.0
+"""How much longer than its conversations have left a worker may be silent: so long a busy machine never takes."""
+LOOK_S = 1.0
 MAX_TEMPORARY_PATH_BYTES = 75
 """The fork server's socket lies 32 bytes deeper, and a socket's path has at most 107."""
 
@@ -57,17 +67,25 @@ class Lane:
     first: deque[Batch] = field(default_factory=deque)
     """Batches dealt to it at the start, so that few batches are spread over all lanes."""
     in_flight: dict[int, deque[Sample]] = field(default_factory=dict)
-    """Batch number -> samples not yet finished; the first of them is the one that runs."""
+    """Batch number -> samples not yet finished; the first of them is the one that runs, unless the batch rests."""
+    resting: set[int] = field(default_factory=set)
+    """Batches none of whose samples runs: their last row is being saved, or the next may not start."""
     channel: FrameChannel | None = None
     """To the present worker."""
     is_ready: bool = False
     """Whether the present worker has started."""
     failed_starts: int = 0
     """Workers in a row that died before they had started."""
+    silent_s: float = 0.0
+    """How long nothing was heard of the present worker."""
+    least_left_s: float = 0.0
+    """How soon the first of its conversations must have ended, when it last told."""
 
 
 class ProcessEngine(Engine):
     """`num_workers` batches on `min(num_workers, max(4, CPUs))` processes."""
+
+    answer_margin_s = ANSWER_MARGIN_S
 
     async def run(self, batches: Iterator[Batch], events: RunEvents) -> None:
         self._backlog = Backlog(batches)
@@ -75,6 +93,8 @@ class ProcessEngine(Engine):
         self._deaths: Counter[tuple[str, int]] = Counter()
         self._context = process_context()
         self._endings: list[asyncio.Future[None]] = []
+        self._begun: set[asyncio.Future[bool]] = set()
+        """Rows that are being saved."""
         lanes = self._deal()
         self._lanes = {lane.place: lane for lane in lanes}
         slots = {lane.place: lane.slots for lane in lanes}
@@ -89,6 +109,7 @@ class ProcessEngine(Engine):
                     task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*self._endings, return_exceptions=True)
+            await asyncio.gather(*self._begun, return_exceptions=True)
 
     def _deal(self) -> list[Lane]:
         """Lanes for the run, the first batches dealt to them one by one; lanes without a batch are left out."""
@@ -102,7 +123,7 @@ class ProcessEngine(Engine):
         return [lane for lane in lanes if lane.first]
 
     async def _run_lane(self, lane: Lane) -> None:
-        while batch := self._next_batch(lane):
+        while (batch := self._next_batch(lane)) and self._events.may_start(batch.number):
             lane.first.appendleft(batch)
             if not await self._run_worker(lane):
                 await self._bury(lane)
@@ -121,33 +142,50 @@ class ProcessEngine(Engine):
             raise EngineError(f"cannot start a worker process: {exc}; see `ulimit -n` and `ulimit -u`") from exc
         theirs.close()
         channel = await FrameChannel.open(ours)
+        watching = asyncio.create_task(self._watch(lane, process))
         try:
             return await self._serve(lane, channel)
         finally:
+            watching.cancel()
+            self._pass_on(self._keeper.gone(lane.place))
             # Cancelled while it waits, it goes on, and the run waits for it (see `run`).
             ending = asyncio.ensure_future(self._end(process, channel))
             self._endings.append(ending)
             await asyncio.shield(ending)
 
     async def _serve(self, lane: Lane, channel: FrameChannel) -> bool:
+        """Give a worker batches and take what it sends, until the lane's work is done (True) or it has died (False)."""
         lane.is_ready, lane.channel = False, channel
         channel.post(self._keeper.first_share(lane.place))
         self._fill(lane, channel)
+        try:
+            # Its end waits for the rows that are being saved: those of a worker that has died count.
+            async with asyncio.TaskGroup() as saving:
+                return await self._take_frames(lane, channel, saving)
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first, for which the others were cancelled
+
+    async def _take_frames(self, lane: Lane, channel: FrameChannel, saving: asyncio.TaskGroup) -> bool:
         while lane.in_flight:
-            match await channel.receive():
+            frame = await channel.receive()
+            lane.silent_s = 0.0
+            match frame:
                 case None:
+                    lane.channel = None
                     return False
                 case WorkerReady():
                     lane.is_ready, lane.failed_starts = True, 0
+                case Heartbeat(least_left_s):
+                    lane.least_left_s = least_left_s
                 case SampleResult() as result:
                     lane.in_flight[result.batch_number].popleft()
-                    await self._events.sample_finished(result)
+                    lane.resting.add(result.batch_number)
+                    saving.create_task(self._save(lane, channel, result, self._begin_to_save(result)))
                     self._fill(lane, channel)
-                case StartAsked(number):
-                    channel.post(StartAnswered(number, await self._events.may_start(number)))
                 case BatchFinished(number):
                     del lane.in_flight[number]
-                    await self._events.batch_finished(number)
+                    lane.resting.discard(number)
+                    saving.create_task(self._events.batch_finished(number))
                     self._fill(lane, channel)
                 case GateReport() as report:
                     self._pass_on(self._keeper.take(lane.place, report))
@@ -156,6 +194,32 @@ class ProcessEngine(Engine):
                 case StopRun(error):
                     raise error
         return True
+
+    def _begin_to_save(self, result: SampleResult) -> asyncio.Future[bool]:
+        """Have a row saved, whatever ends the run: a task of the group may be cancelled before it has begun."""
+        begun = asyncio.ensure_future(self._events.sample_finished(result))
+        self._begun.add(begun)
+        begun.add_done_callback(self._begun.discard)
+        return begun
+
+    async def _save(self, lane: Lane, channel: FrameChannel, result: SampleResult, begun: asyncio.Future[bool]) -> None:
+        """Wait for a row to be saved, and tell its worker, which waits with the batch's next sample."""
+        go_on = await asyncio.shield(begun)
+        if lane.channel is channel:
+            if go_on:
+                lane.resting.discard(result.batch_number)
+            channel.post(RowSaved(result.batch_number, go_on))
+
+    async def _watch(self, lane: Lane, process: BaseProcess) -> None:
+        """Kill a worker that does not answer: one that is stopped, or whose event loop is held up for ever."""
+        lane.silent_s, lane.least_left_s = 0.0, self.settings.config.agent.prompt_timeout_s
+        while lane.silent_s <= lane.least_left_s + self.answer_margin_s:
+            await asyncio.sleep(LOOK_S)
+            # Counted by looks, not by the clock: while we are stopped ourselves (Ctrl-Z), nobody is heard.
+            lane.silent_s += LOOK_S
+        told = f"worker process {process.pid} did not answer for {lane.silent_s:.0f} s"
+        self._events.note(f"{told}: killed, its prompts are run again")
+        kill(process)
 
     def _pass_on(self, orders: Mapping[int, GateOrder]) -> None:
         for place, order in orders.items():
@@ -172,6 +236,8 @@ class ProcessEngine(Engine):
             if lane.in_flight and self._is_suspect(batch.samples):
                 lane.first.appendleft(batch)
                 return
+            if not self._events.may_start(batch.number):
+                return
             lane.in_flight[batch.number] = deque(batch.samples)
             channel.post(batch)
 
@@ -179,27 +245,19 @@ class ProcessEngine(Engine):
         """Whether the first of a batch's samples was in flight in a worker that died."""
         return bool(samples) and self._deaths[identity_of(samples[0])] > 0
 
-    async def _end(self, process: multiprocessing.process.BaseProcess, channel: FrameChannel) -> None:
-        """Let the worker finish what it has begun to send, then see it gone, even if the run refuses what comes."""
+    async def _end(self, process: BaseProcess, channel: FrameChannel) -> None:
+        """Let the worker finish what it has begun to send, save that, and see the worker gone."""
         channel.end_sending()
-        refusal: RunStoppedError | None = None
-        try:
-            async with asyncio.timeout(END_GRACE_S):
-                while (frame := await channel.receive()) is not None:
-                    if isinstance(frame, SampleResult) and refusal is None:
-                        try:
-                            await self._events.sample_finished(frame)
-                        except RunStoppedError as exc:
-                            refusal = exc
-        except TimeoutError:
-            process.kill()
-        await asyncio.to_thread(process.join, END_GRACE_S)
-        if process.is_alive():
-            process.kill()
-            await asyncio.to_thread(process.join)
+        killing = asyncio.get_running_loop().call_later(END_GRACE_S, kill, process)
+        saving = []
+        while (frame := await channel.receive()) is not None:
+            if isinstance(frame, SampleResult):
+                saving.append(asyncio.ensure_future(self._events.sample_finished(frame)))
+        await asyncio.to_thread(process.join)
+        killing.cancel()
         await channel.close()
-        if refusal is not None:
-            raise refusal
+        # What is refused now is no news for the run, which is ending; whoever saves remembers it.
+        await asyncio.gather(*saving, return_exceptions=True)
 
     async def _bury(self, lane: Lane) -> None:
         """Queue again what a dead worker had, and fail samples that were in flight in two dead workers.
@@ -211,8 +269,9 @@ class ProcessEngine(Engine):
         if lane.failed_starts >= MAX_FAILED_STARTS:
             raise EngineError("worker processes die while they start; run with --engine=inline to see why")
         left, lane.in_flight = lane.in_flight, {}
+        resting, lane.resting = lane.resting, set()
         for number, samples in left.items():
-            if samples and lane.is_ready:
+            if samples and lane.is_ready and number not in resting:
                 await self._blame(samples, number)
             if samples:
                 self._backlog.give_back(Batch(number, tuple(samples)))
@@ -235,6 +294,13 @@ class ProcessEngine(Engine):
 def identity_of(sample: Sample) -> tuple[str, int]:
     """What a sample is known by."""
     return sample.content_hash, sample.occurrence
+
+
+def kill(process: BaseProcess) -> None:
+    """Kill a worker whose end nobody has collected. Its own `kill` does nothing once the fork server is gone."""
+    assert process.pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def process_context() -> ForkServerContext | SpawnContext:

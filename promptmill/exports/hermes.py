@@ -52,14 +52,15 @@ _TAG = r"/?(?:think|tools|tool_call|tool_response)\b"
 _TAG_START = re.compile(rf"<(?={_TAG})", re.IGNORECASE)
 _TO_ESCAPE = re.compile(rf"<(?={_TAG})|&(?=(?:amp;)*lt;{_TAG})", re.IGNORECASE)
 _ESCAPED = re.compile(rf"&(?:lt;(?={_TAG})|amp;(?=(?:amp;)*lt;{_TAG}))", re.IGNORECASE)
-_JSON_TOKEN = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")|([,:])|\s+')
+_JSON_TOKEN = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+"?)|([,:])|\s+')
+"""A string that never ends is one, too: what is no JSON is gone through only once."""
 
 
 def export_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """The documented keys of a row, its conversation as text. None where a turn, call or tool is of no known shape."""
     try:
         turns = _unchanged(row) if is_hermes(row) else list(_turns(row))
-    except ValueError:
+    except (ValueError, RecursionError):  # tools, or the arguments of another program's call, may be nested too deeply
         return None
     columns = {key: default if row.get(key) is None else row[key] for key, default in DOCUMENTED_DEFAULTS.items()}
     return columns | {"conversations": turns}
@@ -94,9 +95,9 @@ def _turns(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _turn(role: object, value: str) -> dict[str, str]:
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"no turn of this format is from {role!r}")
-    return {"from": str(role), "value": value}
+    return {"from": role, "value": value}
 
 
 def system_value(tools_json: str, own_prompt: str) -> str:
@@ -139,7 +140,7 @@ def _read_call(call: object) -> ToolCall:
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError("a tool call without a name")
     arguments = function.get("arguments") or "{}"
-    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(str(call.get("id") or ""), function["name"], text)
 
 

@@ -10,7 +10,6 @@ from promptmill.exports.hermes import EXAMPLE, respaced, unescaped_text
 from promptmill.records import Message, ToolCall
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-_SYSTEM = re.compile(rf".*?<tools>\n([^\n]*)\n</tools>\n.*?{re.escape(EXAMPLE)}(?:\n\n(.*))?", re.DOTALL)
 _THINK = re.compile(r"<think>\n(?:(.*?)\n)?</think>", re.DOTALL)
 _CALL = re.compile(rf'\n<tool_call>\n{{"name": ({_STRING}), "arguments": ([^\n]*)}}\n</tool_call>')
 _RESULT = re.compile(
@@ -35,11 +34,9 @@ def read_back(conversations: Sequence[Mapping[str, str]]) -> HermesConversation:
     Raises:
         ValueError: a turn is not of this format; the message says which.
     """
-    opening = _SYSTEM.fullmatch(conversations[0]["value"]) if conversations else None
-    if opening is None:
-        raise ValueError("turn 0: not the system turn of this format")
-    tools = [{key: tool[key] for key in ("name", "description", "parameters")} for tool in json.loads(opening[1])]
-    messages = [Message("system", opening[2])] if opening[2] else []
+    listed, own_prompt = _read_system(conversations[0]["value"] if conversations else "")
+    tools = [{key: tool[key] for key in ("name", "description", "parameters")} for tool in json.loads(listed)]
+    messages = [Message("system", own_prompt)] if own_prompt else []
     for number, turn in enumerate(conversations[1:], start=1):
         match turn["from"]:
             case "gpt":
@@ -53,6 +50,17 @@ def read_back(conversations: Sequence[Mapping[str, str]]) -> HermesConversation:
             case role:
                 raise ValueError(f"turn {number}: no turn of this format is from {role!r}")
     return HermesConversation(tools, messages)
+
+
+def _read_system(value: str) -> tuple[str, str]:
+    """The tools as JSON, and the run's own prompt. Raises ValueError."""
+    _, opening, rest = value.partition("<tools>\n")
+    listed, closing, rest = rest.partition("\n</tools>\n")
+    _, example, own_prompt = rest.partition(EXAMPLE)
+    is_whole = bool(opening and closing and example) and "\n" not in listed
+    if not is_whole or (own_prompt and not own_prompt.startswith("\n\n")):
+        raise ValueError("turn 0: not the system turn of this format")
+    return listed, own_prompt.removeprefix("\n\n")
 
 
 def _read_gpt(value: str, number: int) -> Message:

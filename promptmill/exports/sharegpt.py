@@ -2,13 +2,14 @@
 
 Turns are `{"from": "system"|"human"|"gpt"|"tool", "value": text}`. A gpt turn that calls tools also has `tool_calls`
 (OpenAI's shape); a tool turn has `tool_call_id` and `name`, one turn per result, in call order. Reasoning is one
-leading `<think>` block of the gpt value, wherever the model's endpoint put it; a think tag within the reasoning is
-written `&lt;think>`, so that every value has one block at most and `split_think` gives back what was thought.
+leading `<think>` block of the gpt value, wherever the model's endpoint put it. A think tag that a model speaks of, in
+its reasoning or in its answer, is written `&lt;think>`, so that every gpt value has one block at most, opened and
+closed once, and `split_think` gives back what was thought and said.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +40,8 @@ class RowFacts:
     """Every tool that has a column in `tool_stats`, in order."""
     now: datetime
     """Naive local time, as the followed product writes it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The options that shaped the conversation, where they were given."""
 
 
 def build_row(result: AgentResult, sample: Sample, facts: RowFacts) -> dict[str, Any]:
@@ -81,14 +84,15 @@ def build_row(result: AgentResult, sample: Sample, facts: RowFacts) -> dict[str,
         "reasoning_turns": sum(bool(message.reasoning) for message in answers),
         "duration_s": float(round(result.duration_s, 6)),
         "seed": facts.seed,
+        "settings": orjson.dumps(facts.settings).decode(),
     }
 
 
 def turn(message: Message) -> dict[str, Any]:
     """One message as a turn."""
-    value = message.content
+    value = escaped_tags(message.content) if message.role == "assistant" else message.content
     if message.reasoning:
-        value = f"<think>\n{escaped_reasoning(message.reasoning)}\n</think>\n{value}"
+        value = f"<think>\n{escaped_tags(message.reasoning)}\n</think>\n{value}"
     saved: dict[str, Any] = {"from": ROLE_NAMES[message.role], "value": value}
     if message.tool_calls:
         saved["tool_calls"] = [call.as_openai() for call in message.tool_calls]
@@ -100,16 +104,17 @@ def turn(message: Message) -> dict[str, Any]:
 def split_think(value: str) -> tuple[str, str]:
     """Reasoning and text of a gpt value: those that `turn` put together, or as other programs write the block."""
     match = _OWN_THINK.match(value) or _ANY_THINK.match(value)
-    return (unescaped_reasoning(match[1] or ""), value[match.end() :]) if match else ("", value)
+    reasoning, text = (match[1] or "", value[match.end() :]) if match else ("", value)
+    return unescaped_tags(reasoning), unescaped_tags(text)
 
 
-def escaped_reasoning(text: str) -> str:
-    """Reasoning that cannot end its own block: the `<` of a think tag in it becomes `&lt;`; nothing else is touched."""
+def escaped_tags(text: str) -> str:
+    """Text that neither opens nor ends a block: the `<` of a think tag in it becomes `&lt;`, and no more is touched."""
     return _TO_ESCAPE.sub(lambda match: "&lt;" if match[0] == "<" else "&amp;", text)
 
 
-def unescaped_reasoning(text: str) -> str:
-    """The reasoning that `escaped_reasoning` was given."""
+def unescaped_tags(text: str) -> str:
+    """The text that `escaped_tags` was given."""
     return _ESCAPED.sub(lambda match: "<" if match[0].lower() == "&lt;" else "&", text)
 
 

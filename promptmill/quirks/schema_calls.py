@@ -16,13 +16,13 @@ Free to call again or to answer after a result, it called again or answered with
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 import orjson
 
 from promptmill.config import ModelSettings
 from promptmill.quirks.base import ModelRequest, Quirk
 from promptmill.records import Message, ModelReply, ToolCall
+from promptmill.tool_calls import arguments_text, new_id
 
 DEFAULT_MAX_TOKENS = 512
 """A tiny model that loops does so until its context is full; this ends it within seconds."""
@@ -74,13 +74,11 @@ class SchemaCalls(Quirk):
 
 def _complete_call(content: str) -> tuple[str, ToolCall] | None:
     try:
-        data = orjson.loads(content)
-    except orjson.JSONDecodeError:
+        match orjson.loads(content):
+            case {"thought": str(thought), "tool": str(name), "arguments": dict(arguments)}:
+                return thought.strip(), ToolCall(new_id(), name, arguments_text(arguments))
+    except (orjson.JSONDecodeError, RecursionError):
         return None
-    match data:
-        case {"thought": str(thought), "tool": str(name), "arguments": dict(arguments)}:
-            call_id = f"call_{uuid4().hex[:24]}"
-            return thought.strip(), ToolCall(call_id, name, orjson.dumps(arguments).decode())
     return None
 
 

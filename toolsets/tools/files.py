@@ -7,7 +7,7 @@ from typing import Any
 from toolsets.base import MAX_RESULT_CHARS, Tool, ToolContext, ToolError, ToolResult
 from toolsets.lint import lint
 from toolsets.shell import resolve_path
-from toolsets.text import cut_end, encoded_chars
+from toolsets.text import cut_end, encoded_chars, shortened
 from toolsets.textfile import MAX_BYTES, encode_text, explain_os_error, read_bytes, refuse_binary
 
 MAX_LINES = 2_000
@@ -111,7 +111,7 @@ async def _read_part(context: ToolContext, path: str, offset: int, limit: int) -
         breaks, size_bytes = map(int, counts.split())
         total_lines = breaks + (1 - int(ends_in_newline))
     except ValueError as exc:
-        raise ToolError(f"cannot read {path}: {result.output[:500].decode(errors='replace')}") from exc
+        raise ToolError(f"cannot read {path}: {shortened(result.output.decode(errors='replace'), 500)}") from exc
     return split_lines(part), total_lines, size_bytes
 
 

@@ -11,6 +11,7 @@ from toolsets.base import Tool, ToolContext, ToolError, ToolResult
 from toolsets.edits import NotFoundError, replace_text
 from toolsets.lint import lint
 from toolsets.shell import resolve_path
+from toolsets.text import shortened
 from toolsets.textfile import encode_text, explain_os_error, read_text
 from toolsets.v4a import Operation, apply_hunks, parse_patch
 
@@ -103,7 +104,8 @@ class Plan:
             return
         result = await self.context.sandbox.exec(" && ".join(commands), timeout_s=SHELL_TIMEOUT_S)
         if result.returncode:
-            raise ToolError(f"nothing was changed: {result.output.decode(errors='replace').strip()[:1_000]}")
+            said = shortened(result.output.decode(errors="replace").strip(), 1_000)
+            raise ToolError(f"nothing was changed: {said}")
 
     def summary(self) -> dict[str, Any]:
         """The keys of the result that say what became of which file."""
@@ -202,7 +204,8 @@ def _shift(header: re.Match[str], first: int) -> str:
 def _cut_diff(diff: str) -> str:
     if len(diff) <= MAX_DIFF_CHARS:
         return diff
-    return f"{diff[:MAX_DIFF_CHARS]}\n... [diff cut: {len(diff) - MAX_DIFF_CHARS} of {len(diff)} characters left out]"
+    left_out = f"{len(diff) - MAX_DIFF_CHARS} of {len(diff)}"
+    return f"{shortened(diff, MAX_DIFF_CHARS)}\n... [diff cut: {left_out} characters left out]"
 
 
 def _folder(path: str) -> str:

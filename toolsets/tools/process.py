@@ -8,7 +8,7 @@ from typing import Any
 
 from toolsets.base import Tool, ToolContext, ToolError, ToolResult
 from toolsets.sandboxes.base import BackgroundProcess
-from toolsets.text import strip_escapes
+from toolsets.text import ending, shortened, strip_escapes
 
 MAX_PROCESSES = 64
 BUFFER_BYTES = 200_000
@@ -35,7 +35,7 @@ class Session:
         returncode = self.process.returncode
         described: dict[str, Any] = {
             "session_id": self.session_id,
-            "command": self.command[:MAX_COMMAND_CHARS],
+            "command": shortened(self.command, MAX_COMMAND_CHARS),
             "status": "running" if returncode is None else "exited",
             "pid": self.process.pid,
             "uptime_seconds": int(context.clock() - self.started_s),
@@ -87,12 +87,12 @@ async def run_process(context: ToolContext, arguments: Mapping[str, Any]) -> Too
     if not session_id:
         raise ToolError(f"action {action!r} needs a session_id; action 'list' shows those there are")
     if session_id not in sessions:
-        raise ToolError(f"no background process {session_id[:100]!r}", status="not_found")
+        raise ToolError(f"no background process {shortened(session_id, 100)!r}", status="not_found")
     return await _ACTIONS[action](context, sessions[session_id], arguments)
 
 
 async def _poll(context: ToolContext, session: Session, _: Mapping[str, Any]) -> ToolResult:
-    preview = session.text()[-PREVIEW_CHARS:].strip()
+    preview = ending(session.text(), PREVIEW_CHARS).strip()
     return ToolResult({**session.describe(context), "output_preview": preview})
 
 
@@ -106,7 +106,7 @@ async def _log(context: ToolContext, session: Session, arguments: Mapping[str, A
     output = "\n".join(shown)
     content = {
         **session.describe(context),
-        "output": output[-MAX_WAIT_OUTPUT_CHARS:],
+        "output": ending(output, MAX_WAIT_OUTPUT_CHARS),
         "total_lines": len(lines),
         "showing": f"{len(shown)} lines",
     }
@@ -121,7 +121,7 @@ async def _log(context: ToolContext, session: Session, arguments: Mapping[str, A
 async def _wait(context: ToolContext, session: Session, arguments: Mapping[str, Any]) -> ToolResult:
     timeout_s = arguments.get("timeout", DEFAULT_WAIT_S)
     has_ended = await session.process.wait(timeout_s)
-    content = {**session.describe(context), "output": session.text()[-MAX_WAIT_OUTPUT_CHARS:].rstrip()}
+    content = {**session.describe(context), "output": ending(session.text(), MAX_WAIT_OUTPUT_CHARS).rstrip()}
     if not has_ended:
         content |= {"status": "timeout", "notice": f"still running after {timeout_s}s"}
     return ToolResult(content)

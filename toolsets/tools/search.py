@@ -18,7 +18,7 @@ import orjson
 from toolsets.base import MAX_RESULT_CHARS, Tool, ToolContext, ToolError, ToolResult
 from toolsets.sandboxes.base import ExecResult
 from toolsets.shell import resolve_path
-from toolsets.text import cut_end
+from toolsets.text import cut_end, shortened
 
 SEARCH_TIMEOUT_S = 60
 DEFAULT_LIMIT = 50
@@ -139,11 +139,12 @@ def expand_braces(glob: str, max_count: int = 50) -> list[str]:
     pending, expanded = [glob], list[str]()
     while pending and len(expanded) + len(pending) <= max_count:
         text = pending.pop(0)
-        braces = re.search(r"\{([^{}]*,[^{}]*)\}", text)
+        braces = re.search(r"\{([^{},]*+,[^{}]*+)\}", text)
         if braces is None:
             expanded.append(text)
         else:
-            pending += [text[: braces.start()] + part + text[braces.end() :] for part in braces[1].split(",")]
+            parts = braces[1].split(",", max_count)
+            pending += [text[: braces.start()] + part + text[braces.end() :] for part in parts]
     return expanded or [glob]
 
 
@@ -155,8 +156,8 @@ def _check(result: ExecResult, shown_path: str, pattern: str) -> None:
     if result.returncode == _NO_PATH:
         raise ToolError(f"no file or folder {shown_path!r}")
     if result.returncode == _BAD_PATTERN:
-        reason = result.output.decode(errors="replace").strip()[:1_000]
-        raise ToolError(f"the pattern {pattern[:200]!r} is not a regular expression: {reason}")
+        reason = shortened(result.output.decode(errors="replace").strip(), 1_000)
+        raise ToolError(f"the pattern {shortened(pattern, 200)!r} is not a regular expression: {reason}")
 
 
 def _parse_listing(output: bytes) -> Listing:
