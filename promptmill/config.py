@@ -8,7 +8,8 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,21 @@ class WorkerSettings:
 def environment() -> Mapping[str, str]:
     """The process's environment, for whoever needs some of it."""
     return os.environ
+
+
+@contextmanager
+def environment_with(**variables: str) -> Iterator[None]:
+    """Set some variables of the process's environment for as long as it takes to start another process."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def options_from(*layers: Mapping[str, Any]) -> dict[str, Any]:

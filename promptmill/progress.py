@@ -17,6 +17,8 @@ from promptmill.secrets import NO_SECRETS, Mask
 
 PLAIN_INTERVAL_S = 10.0
 BAR_DELAY_S = 1.0
+BAR_STEP_BYTES = 1 << 17
+"""Between two updates of a bar over bytes: each costs as much as reading a short line."""
 BAR_FORMAT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} prompts [{elapsed}<{remaining}{postfix}]"
 
 
@@ -185,8 +187,13 @@ def byte_bar(description: str, total_bytes: int, stream: TextIO | None = None) -
         total=total_bytes, desc=description, unit="B", unit_scale=True, delay=BAR_DELAY_S, leave=False, file=out,
         disable=not out.isatty(),
     ) as bar:  # fmt: skip
+        waiting = 0
 
         def advance(count: int) -> None:
-            bar.update(count)
+            nonlocal waiting
+            waiting += count
+            if waiting >= BAR_STEP_BYTES:
+                bar.update(waiting)
+                waiting = 0
 
         yield advance

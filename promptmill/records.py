@@ -36,9 +36,12 @@ class Batch:
     samples: tuple[Sample, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Tokens as the endpoint reported them, and what they cost."""
+    """Tokens as the endpoint reported them, and what they cost. Never changed, only added up.
+
+    Not frozen: every row of every scan makes one, and a frozen one takes four times as long to make.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -165,7 +168,7 @@ class AgentResult:
         return last.content if last is not None and last.role == "assistant" and not last.tool_calls else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowSummary:
     """What statistics, progress and resume need of a row; made from the row alone, so a scan gives the same."""
 

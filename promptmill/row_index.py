@@ -40,11 +40,11 @@ class Judge:
 
     known_tools: tuple[str, ...]
     keep_no_reasoning: bool
+    rules: tuple[Rule, ...] = field(init=False)
+    """The rules by which the merge leaves rows out."""
 
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The rules by which the merge leaves rows out."""
-        return merge_rules(keep_no_reasoning=self.keep_no_reasoning)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", merge_rules(keep_no_reasoning=self.keep_no_reasoning))
 
     def kind_of(self, summary: RowSummary) -> Kind:
         """The kind that the merge will count a row under."""
@@ -151,8 +151,6 @@ class RowIndex:
 
 def digest(*texts: str) -> bytes:
     """One short key for some texts, in order."""
-    state = blake2b(digest_size=HASH_BYTES)
-    for part in texts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        state.update(len(encoded).to_bytes(8, "big") + encoded)
-    return state.digest()
+    parts = [part.encode("utf-8", "surrogatepass") for part in texts]
+    lengths = ",".join([str(len(part)) for part in parts])  # so that no two lists of texts are the same bytes
+    return blake2b(b"".join([lengths.encode(), b":", *parts]), digest_size=HASH_BYTES).digest()

@@ -6,6 +6,9 @@ other programs wrote have only the documented keys; `completed_row` gives them o
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import compress, repeat
+from operator import ne
 from typing import Any
 
 import orjson
@@ -55,11 +58,12 @@ _DEFAULTS = {**DOCUMENTED_DEFAULTS, **OWN_DEFAULTS}
 ALL_KEYS = tuple(_DEFAULTS)
 UNUSED = {"count": 0, "success": 0, "failure": 0}
 METADATA_KEYS = ("batch_num", "timestamp", "model")
-_TYPES = tuple((key, type(default)) for key, default in _DEFAULTS.items())
+_TYPES = tuple(map(type, _DEFAULTS.values()))
+_USAGE_KEYS, _USAGE_TYPES = tuple(OWN_DEFAULTS["usage"]), tuple(map(type, OWN_DEFAULTS["usage"].values()))
 
 _LEADING_THINK = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _CONTENT_HASH = re.compile(r"[0-9a-f]{32}")
-_OUTCOMES = frozenset(Outcome)
+_OUTCOMES = {str(outcome): outcome for outcome in Outcome}
 
 
 def has_reasoning(value: str) -> bool:
@@ -89,7 +93,10 @@ def _whole(value: object) -> int:
 
 def _usage(row: Mapping[str, Any]) -> dict[str, int | float]:
     """A row's `usage` with every key, each of its type."""
-    usage = _typed(row, "usage")
+    usage: dict[str, int | float] = _typed(row, "usage")
+    is_as_written = tuple(map(type, usage.values())) == _USAGE_TYPES and tuple(usage) == _USAGE_KEYS
+    if is_as_written and min(usage.values()) >= 0 and max(usage.values()) <= MAX_COUNT:
+        return usage  # as we write it: every row of every scan comes by here
     return {
         name: _amount(usage.get(name)) if isinstance(default, float) else _whole(usage.get(name))
         for name, default in OWN_DEFAULTS["usage"].items()
@@ -98,6 +105,8 @@ def _usage(row: Mapping[str, Any]) -> dict[str, int | float]:
 
 def _amount(value: object) -> float:
     """A number from 0 that another program may have written; 0 when it is none."""
+    if type(value) is float and 0.0 <= value <= MAX_COUNT:
+        return value
     return float(max(0, min(value, MAX_COUNT))) if isinstance(value, int | float) else 0.0
 
 
@@ -108,15 +117,22 @@ def completed_row(row: Mapping[str, Any], tool_names: Sequence[str]) -> dict[str
     return full | {"tool_stats": stats, "tool_error_counts": errors, "usage": _usage(row)}
 
 
-def has_final_shape(row: Mapping[str, Any], tool_names: Sequence[str]) -> bool:
-    """Whether a row is one of ours as it was written, with just these tools: `completed_row` would change nothing."""
+def is_ours(row: Mapping[str, Any]) -> bool:
+    """Whether a row has our keys, in our order and each of its type, as we write them."""
     return (
         tuple(row) == ALL_KEYS
-        and all(type(row[key]) is kind for key, kind in _TYPES)
+        and tuple(map(type, row.values())) == _TYPES
+        and _CONTENT_HASH.fullmatch(row["content_hash"]) is not None
+    )
+
+
+def has_final_shape(row: Mapping[str, Any], tool_names: Sequence[str]) -> bool:
+    """Whether a row is one of ours with just these tools: `completed_row` would change nothing."""
+    return (
+        is_ours(row)
         and list(row["tool_stats"]) == list(row["tool_error_counts"]) == list(tool_names)
         and tuple(row["metadata"]) == METADATA_KEYS
-        and row["usage"].keys() == OWN_DEFAULTS["usage"].keys()
-        and _CONTENT_HASH.fullmatch(row["content_hash"]) is not None
+        and tuple(row["usage"]) == _USAGE_KEYS
     )
 
 
@@ -134,7 +150,11 @@ def is_row(row: object) -> bool:
     turns = row.get("conversations")
     if not isinstance(turns, list) or not isinstance(row.get("metadata"), dict):
         return False
-    return all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns)
+    return all(map(_is_turn, turns))
+
+
+def _is_turn(turn: object) -> bool:
+    return isinstance(turn, dict) and isinstance(turn.get("value"), str)
 
 
 def decoded_row(line: bytes) -> dict[str, Any] | None:
@@ -153,41 +173,43 @@ def prompt_of(row: Mapping[str, Any]) -> str:
 
 def summarise(row: Mapping[str, Any]) -> RowSummary:
     """Read a decoded row (see `is_row`) into what statistics, progress and resume need. Never fails."""
-    answers = [turn["value"] for turn in row["conversations"] if turn.get("from") == "gpt"]
-    content_hash = _typed(row, "content_hash")
-    is_ours = _CONTENT_HASH.fullmatch(content_hash) is not None
+    is_as_written = is_ours(row)  # then nothing need be checked twice: millions of rows come by here
+    read = row.__getitem__ if is_as_written else partial(_typed, row)
+    content_hash = read("content_hash")
+    has_hash = is_as_written or _CONTENT_HASH.fullmatch(content_hash) is not None
+    answers = () if is_as_written else [turn["value"] for turn in row["conversations"] if turn.get("from") == "gpt"]
     return RowSummary(
-        content_hash=content_hash if is_ours else "",
-        occurrence=_typed(row, "occurrence"),
+        content_hash=content_hash if has_hash else "",
+        occurrence=read("occurrence"),
         prompt=prompt_of(row),
-        image=_typed(row, "image"),
-        cwd=_typed(row, "cwd"),
+        image=read("image"),
+        cwd=read("cwd"),
         batch_number=_whole(row["metadata"].get("batch_num")),
         outcome=_outcome(row),
-        stop_reason=_typed(row, "stop_reason"),
-        assistant_turns=len(answers),
-        reasoning_turns=_typed(row, "reasoning_turns") if is_ours else sum(map(has_reasoning, answers)),
-        api_calls=_typed(row, "api_calls"),
-        tallies=_used_tools(_typed(row, "tool_stats")),
-        unknown_tools=tuple(map(str, _typed(row, "unknown_tools"))),
-        toolsets=tuple(map(str, _typed(row, "toolsets_used"))),
+        stop_reason=read("stop_reason"),
+        assistant_turns=read("assistant_turns") if is_as_written else len(answers),
+        reasoning_turns=read("reasoning_turns") if has_hash else sum(map(has_reasoning, answers)),
+        api_calls=read("api_calls"),
+        tallies=_used_tools(read("tool_stats")),
+        unknown_tools=tuple(map(str, read("unknown_tools"))),
+        toolsets=tuple(map(str, read("toolsets_used"))),
         usage=Usage(**_usage(row)),  # type: ignore[arg-type]  # each is of its default's type
         timestamp=str(row["metadata"].get("timestamp") or ""),
-        error=_typed(row, "error"),
+        error=read("error"),
         duration_s=_amount(row.get("duration_s")),
-        attempt=_typed(row, "attempt"),
+        attempt=read("attempt"),
     )
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:
-    if _typed(row, "outcome") in _OUTCOMES:
-        return Outcome(row["outcome"])
+    if (outcome := _OUTCOMES.get(_typed(row, "outcome"))) is not None:
+        return outcome
     return Outcome.COMPLETED if row.get("completed") else Outcome.PARTIAL
 
 
 def _used_tools(stats: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    used = {name: _tally(value) for name, value in stats.items() if value != UNUSED}
-    return {name: (tally["success"], tally["failure"]) for name, tally in used.items() if any(tally.values())}
+    used = [(name, _tally(value)) for name, value in compress(stats.items(), map(ne, stats.values(), repeat(UNUSED)))]
+    return {name: (tally["success"], tally["failure"]) for name, tally in used if any(tally.values())}
 
 
 def union_of_tools(known: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:

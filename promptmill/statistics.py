@@ -62,8 +62,10 @@ class RunStatistics:
 
     def _add_work(self, summary: RowSummary) -> None:
         self.stop_reasons[summary.stop_reason or "unknown"] += 1
-        self.toolsets.update(summary.toolsets)
-        self.unknown_tools.update(summary.unknown_tools)
+        for toolset in summary.toolsets:
+            self.toolsets[toolset] += 1
+        for name in summary.unknown_tools:
+            self.unknown_tools[name] += 1
         for name, (successes, failures) in summary.tallies.items():
             self.tool_successes[name] += successes
             self.tool_failures[name] += failures

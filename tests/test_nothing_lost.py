@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import orjson
 import pytest
 
 from promptmill.config import WorkerSettings, build_config
@@ -37,7 +39,7 @@ from tests.fakes.model_server import (
     say,
 )
 from tests.processes import wait_until
-from tests.rows import options
+from tests.rows import options, write_dataset
 from tests.test_command import (
     RunFiles,
     as_flags,
@@ -508,3 +510,24 @@ async def test_a_failing_end_does_not_hide_what_ended_the_run(server):
     server.script = script
     with pytest.raises(EndpointError, match="bad key"):
         await run_inline(server.base_url, ["a"])
+
+
+async def test_workers_run_the_code_of_the_command_that_started_them(server, tmp_path):
+    """Not that of an installed package of our name, nor what lies in the folder where the command is typed."""
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("promptmill", "toolsets"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "batch_runner.py", copy)
+    finished = copy / "promptmill/finished.py"
+    finished.write_text(finished.read_text().replace('"distribution", "max_turns"', '"max_turns"'))
+    (elsewhere / "random.py").write_text("raise SystemExit('the wrong module')")
+    write_dataset(elsewhere, ["a"])
+    typed = as_flags(run_options(server.base_url, None) | {"sandbox": "local"})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(copy / "batch_runner.py"), *typed, cwd=elsewhere, stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await process.communicate()
+    assert process.returncode == 0, told
+    (row,) = RunFiles(elsewhere / "data/run").rows
+    assert orjson.loads(row["settings"]) == {"max_turns": 10}

@@ -19,9 +19,12 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+from promptmill.config import environment, environment_with
 from promptmill.engines.base import Engine, new_limit
 from promptmill.engines.frames import BatchFinished, FrameChannel, Heartbeat, RowSaved, StopRun, WorkerReady
 from promptmill.engines.process_entry import process_entry
@@ -37,6 +40,8 @@ END_GRACE_S = 10.0
 ANSWER_MARGIN_S = 30.0
 """How much longer than its conversations have left a worker may be silent: so long a busy machine never takes."""
 LOOK_S = 1.0
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+"""Where this package is imported from."""
 MAX_TEMPORARY_PATH_BYTES = 75
 """The fork server's socket lies 32 bytes deeper, and a socket's path has at most 107."""
 
@@ -310,4 +315,8 @@ def process_context() -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["promptmill.engines.process_worker"])
+    # Left alone it would import what the current folder or an installed package of our name holds, and not us.
+    path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [environment().get("PYTHONPATH")])])
+    with environment_with(PYTHONPATH=path, PYTHONSAFEPATH="1"):
+        forkserver.ensure_running()
     return context
