@@ -156,7 +156,7 @@ class ModelClient:
             except AttemptError as exc:
                 failed = exc
                 if failed.was_refused:
-                    self._gate.refused(generation)
+                    self._gate.refused(generation, str(failed))
             finally:
                 self._gate.leave()
             if failed.is_unreachable and self._has_answered:

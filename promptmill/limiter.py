@@ -99,6 +99,8 @@ class GateReport:
     """Conversations that wait for their turn."""
     number: int = 0
     """Of the newest order that it knows."""
+    said: str = ""
+    """What the endpoint said with its last refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +175,18 @@ class Gate:
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
 
-    def refused(self, generation: int) -> None:
+    def refused(self, generation: int, said: str = "") -> None:
         """A request was refused for want of room; told at once, before its place is left."""
         self._refused.append(generation)
-        self._send_report(others=self._in_flight - 1)
+        self._send_report(others=self._in_flight - 1, said=said)
 
-    def _send_report(self, others: int | None = None) -> None:
+    def _send_report(self, others: int | None = None, said: str = "") -> None:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
         in_flight = self._in_flight if others is None else others
         waiting = sum(not turn.done() for turn in self._waiting)
-        report = GateReport(self._successes, tuple(self._refused), in_flight, waiting, self._order.number)
+        report = GateReport(self._successes, tuple(self._refused), in_flight, waiting, self._order.number, said)
         self._successes, self._refused = 0, []
         self._report(report)
 
@@ -229,10 +231,12 @@ class LimitKeeper:
     Args:
         limit: The controller; None switches limiting off, and every gate keeps its full share.
         slots: Conversations of each worker, by its place: what the limit is shared by.
-        changed: Told the limit and the refusals so far, when either has changed.
+        changed: Told the limit, the refusals so far and what was said with the last, when one of the first has changed.
     """
 
-    def __init__(self, limit: AdaptiveLimit | None, slots: dict[int, int], changed: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, limit: AdaptiveLimit | None, slots: dict[int, int], changed: Callable[[int, int, str], None]
+    ) -> None:
         self._limit = limit
         self._slots = slots
         self._changed = changed
@@ -262,7 +266,7 @@ class LimitKeeper:
         for generation in report.refused_generations:
             self._limit.refused(generation, sum(known.in_flight for known in self._places.values()))
         if (self._limit.limit, self._limit.refusals) != before:
-            self._changed(self._limit.limit, self._limit.refusals)
+            self._changed(self._limit.limit, self._limit.refusals, report.said)
         return self._new_orders(self._limit)
 
     def gone(self, place: int) -> dict[int, GateOrder]:

@@ -241,5 +241,5 @@ class RunEvents(WorkerEvents, Protocol):
     def note(self, line: str) -> None:
         """Something that whoever watches the run should know."""
 
-    def limit_changed(self, limit: int, refusals: int) -> None:
+    def limit_changed(self, limit: int, refusals: int, said: str) -> None:
         """The endpoint refused, or takes more: the limit now, and the refusals so far."""

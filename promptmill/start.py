@@ -66,6 +66,7 @@ class RunStart:
         """Indices of the samples that a dry run runs; None for all that are owed."""
         self._ran: list[RowSummary] = []
         """What a dry run has run."""
+        self._has_told_refusal = False
         self._is_stopping = False
         """Whether no further prompt is to start."""
         self._refusal: RunStoppedError | None = None
@@ -240,8 +241,11 @@ class RunStart:
         await self.folder.publish_json(self.folder.checkpoint, self.checkpoint.content(_now()))
         self.checkpoint.saved(time.monotonic() - started_s)
 
-    def limit_changed(self, limit: int, refusals: int) -> None:
-        """Show what the endpoint takes."""
+    def limit_changed(self, limit: int, refusals: int, said: str) -> None:
+        """Show what the endpoint takes, and what it said when it first refused."""
+        if said and not self._has_told_refusal:
+            self._has_told_refusal = True
+            self.progress.note(f"{said} (waiting until it takes requests again, with fewer at once)")
         self.progress.limit_changed(limit, refusals)
 
     def turn(self, event: TurnEvent) -> None:

@@ -61,7 +61,7 @@ class Recorder:
     def turn(self, event: TurnEvent) -> None:
         self.turns.append(event)
 
-    def limit_changed(self, limit: int, refusals: int) -> None:
+    def limit_changed(self, limit: int, refusals: int, said: str) -> None:
         self.limits.append((limit, refusals))
 
     @property

@@ -161,10 +161,10 @@ def test_the_shares_are_the_limit_and_follow_it():
     seen = []
     keeper = LimitKeeper(AdaptiveLimit(40, 40), {0: 20, 1: 10, 2: 10}, lambda *news: seen.append(news))
     assert [keeper.first_share(place).share for place in range(3)] == [20, 10, 10]
-    orders = keeper.take(1, GateReport(0, (0,), 9))
+    orders = keeper.take(1, GateReport(0, (0,), 9, said="slow down"))
     assert sum(order.share for order in orders.values()) == 38
     assert {order.generation for order in orders.values()} == {1}
-    assert seen == [(38, 1)]
+    assert seen == [(38, 1, "slow down")]
 
 
 def test_switched_off_every_gate_keeps_its_full_share():

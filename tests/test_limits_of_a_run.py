@@ -101,6 +101,8 @@ async def test_refusals_slow_the_workers_down_and_lose_nothing(server, capsys):
     server.script = at_most_three
     run = await run_inline(server.base_url, [f"prompt {n}" for n in range(40)], batch_size=1, num_workers=10)
     assert len(run.rows) == 40
-    assert "refused)" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "refused)" in told
+    assert told.count("answered 429: too many at once (waiting until it takes requests again") == 1
     refused = sum(1 for request in server.requests) - 40
     assert 0 < refused < 40
