@@ -9,6 +9,7 @@ parsing every line once with orjson. Each measurement is a process of its own, s
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -21,21 +22,20 @@ from typing import Any
 
 import orjson
 
-from promptmill.config import RunConfig, build_config, options_from
-from promptmill.dataset import Dataset, scan_dataset
+from promptmill.config import DEFAULT_SYSTEM_PROMPT, RunConfig, build_config, options_from
+from promptmill.dataset import scan_dataset
+from promptmill.errors import Outcome
+from promptmill.finished import finished_sample
 from promptmill.owed import Found
 from promptmill.publish import publish
+from promptmill.records import AgentResult, Message, ToolCall, ToolTally, Usage
 from promptmill.run_folder import RunFolder
 from promptmill.shards import read_lines
+from toolsets.catalog import tools_in
 
 BATCH_SIZE = 100
 PROMPT_CHARS = 200
 ANSWER = "<think>\nI look before I answer, and count the lines one by one.\n</think>\n" + "It has twelve lines. " * 8
-SOURCE = """
-import asyncio, sys
-from batch_runner import BatchRunner
-asyncio.run(BatchRunner("prompts.jsonl", 100, "run", base_url="http://127.0.0.1:9/v1", model="m").run(resume=True))
-"""
 
 
 def config_in(folder: Path) -> RunConfig:
@@ -44,22 +44,16 @@ def config_in(folder: Path) -> RunConfig:
     return build_config(options_from(given | {"base_url": "http://127.0.0.1:9/v1", "model": "m"}), {})
 
 
-def make_dataset(folder: Path, rows: int) -> None:
+def make_dataset(folder: Path, samples: int) -> None:
     """Prompts of 200 characters, each another."""
     with (folder / "prompts.jsonl").open("wb") as file:
-        for number in range(rows):
+        for number in range(samples):
             prompt = f"Task {number}: count the lines of notes_{number}.txt. ".ljust(PROMPT_CHARS, "x")
             file.write(orjson.dumps({"prompt": prompt}, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def make_rows(folder: Path) -> None:
     """A finished row for each sample, as a worker makes it, in shards of a hundred."""
-    from promptmill.config import DEFAULT_SYSTEM_PROMPT
-    from promptmill.errors import Outcome
-    from promptmill.finished import finished_sample
-    from promptmill.records import AgentResult, Message, ToolCall, ToolTally, Usage
-    from toolsets.catalog import tools_in
-
     config = config_in(folder)
     dataset = scan_dataset(config.dataset_file)
     call = ToolCall("call_1", "terminal", '{"command": "wc -l notes.txt"}')
@@ -85,12 +79,6 @@ def make_rows(folder: Path) -> None:
     dataset.close()
 
 
-def _found(folder: Path) -> tuple[Dataset, RunFolder, Found]:
-    config = config_in(folder)
-    dataset, run_folder = scan_dataset(config.dataset_file), RunFolder(config.run_dir)
-    return dataset, run_folder, Found(config, dataset, run_folder)
-
-
 def start(folder: Path) -> float:
     """A fresh run, up to where its first batch is made."""
     config = config_in(folder)
@@ -113,9 +101,13 @@ def resume_scan(folder: Path) -> float:
 def merge(folder: Path) -> float:
     """Making `trajectories.jsonl` and `statistics.json`, forced to disk."""
     run_folder = RunFolder(config_in(folder).run_dir)
-    started_s = time.perf_counter()
-    publish(run_folder, {}, {})
-    return time.perf_counter() - started_s
+    run_folder.open()
+    try:
+        started_s = time.perf_counter()
+        publish(run_folder, {}, {})
+        return time.perf_counter() - started_s
+    finally:
+        run_folder.close()
 
 
 def parse(folder: Path) -> float:
@@ -130,8 +122,6 @@ def parse(folder: Path) -> float:
 
 def copy(folder: Path) -> float:
     """The other floor: a plain copy of the same files, forced to disk."""
-    import os
-
     shards = RunFolder(config_in(folder).run_dir).shards()
     target = folder / "copy"
     started_s = time.perf_counter()

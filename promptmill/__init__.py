@@ -5,7 +5,8 @@ Reading order, which is also the way a sample goes:
     errors          what can go wrong, and what each outcome means for files and resume
     records         every record that crosses a file boundary
     flags, retry, endpoints, config
-                    the table of options; where requests go; options and environment -> RunConfig
+                    the table of options; which ended samples are run again; where requests go; options and
+                    environment -> RunConfig
     door            what the command-line doors share
     batch_command   the batch command: signals and exit codes
     runner          BatchRunner: from options to a start of the run
@@ -14,7 +15,7 @@ Reading order, which is also the way a sample goes:
                     the rows that are there; which of them count; what is owed
     changes         what a resume may not change in passing
     preflight       what is settled before anything is made or called
-    start           one start of a run: scan, run what is owed, publish
+    start           one start of a run: run what is owed, publish
     batches         owed samples -> batches
     engines/        where workers run: inline, processes
     worker          what one worker does with a batch

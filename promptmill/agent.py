@@ -30,9 +30,16 @@ from toolsets.sandboxes.base import SandboxError
 MAX_CALLS_PER_TURN = 1000
 """A model that asks for more at once has lost its way; none of them is executed."""
 
-
 MAX_INVALID_TURNS = 3
 """Turns in a row in which every call named no tool or broke its schema: the model will not find the way any more."""
+
+NOT_EXECUTED = {
+    "prompt_timeout": "the prompt's time was spent",
+    "output_cut": "the reply was cut at its token limit, and may not be whole",
+    "too_many_calls": "these are too many calls at once",
+    "sandbox_failed": "the sandbox failed",
+}
+"""Stop reason -> why a call has no result."""
 
 
 class CompletesConversations(Protocol):
@@ -192,14 +199,6 @@ def opening_messages(settings: AgentSettings, prompt: str) -> list[Message]:
     """The saved opening of a conversation: the system prompt, unless it is empty, and the prompt."""
     system = [Message("system", settings.system_prompt)] if settings.system_prompt else []
     return [*system, Message("user", prompt)]
-
-
-NOT_EXECUTED = {
-    "prompt_timeout": "the prompt's time was spent",
-    "output_cut": "the reply was cut at its token limit, and may not be whole",
-    "too_many_calls": "these are too many calls at once",
-    "sandbox_failed": "the sandbox failed",
-}
 
 
 def answer_open_calls(result: AgentResult) -> None:

@@ -38,6 +38,9 @@ async def _run_until_signal(runner: BatchRunner) -> int:
     def stop(number: signal.Signals) -> None:
         if received:
             # The second time: leave now. Rows are whole on disk, and workers end with their sockets.
+            with contextlib.suppress(OSError):
+                told = "Left at once: saved rows are whole, what was in flight is lost and uncounted; --resume goes on"
+                print(f"\n{told}", file=sys.stderr, flush=True)
             os._exit(128 + number)
         received.append(number)
         in_flight = runner.stop_starting()

@@ -19,25 +19,17 @@ _TAGS = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^<>]*>", re.DOTALL | re.
 MAX_LOOKED_AT_CHARS = 20_000
 MAX_QUOTED_CHARS = 200
 CHARSETS = frozenset(
-    {
-        "iso-8859-1",
-        "latin-1",
-        "windows-1252",
-        "gbk",
-        "gb2312",
-        "gb18030",
-        "big5",
-        "shift_jis",
-        "euc-jp",
-        "euc-kr",
-        "utf-16",
-    }
-)
+    {"iso-8859-1", "latin-1", "windows-1252", "gbk", "gb2312", "gb18030", "big5", "shift_jis", "euc-jp", "euc-kr",
+     "utf-16"}
+)  # fmt: skip
 """Python knows others that are no charsets (`hex`), or take minutes for a megabyte (`punycode`)."""
 MAX_BODY_BYTES = 64 << 20
 """Of one reply, unpacked. The longest that models write are a hundredth of it, images in base64 some tenths."""
 MAX_ERROR_BYTES = 1 << 20
 """Of an answer with an error status: what comes after is left unread, since the status alone decides most."""
+MAX_LEVELS = 350
+TOO_DEEP = f"the endpoint answered with JSON that is nested more than {MAX_LEVELS} levels deep, which no reply is"
+_CONTAINERS = (dict, list)
 
 
 async def read_body(chunks: AsyncIterator[bytes]) -> bytes:
@@ -73,34 +65,41 @@ def decode_body(body: bytes) -> object:
     """The JSON value of a response's body, fit to be encoded again.
 
     Raises:
-        ValueError: it is no JSON; the message says in one sentence what it is instead.
+        ValueError: it is no JSON, or nested too deeply; the message says in one sentence what it is instead.
     """
     value, is_clean = decode_json(body)
-    return value if is_clean else without_surrogates(value)
-
-
-def without_surrogates(value: Any) -> Any:
-    """A JSON value that can be encoded. Raises ValueError for one that is nested too deeply to look through."""
-    try:
-        return clean_surrogates(value)
-    except RecursionError:
-        raise ValueError("the endpoint answered with JSON that is nested too deeply") from None
+    return value if is_clean else clean_surrogates(value)
 
 
 def decode_json(data: bytes) -> tuple[Any, bool]:
     """A JSON value, and whether it is free of lone surrogates; half a pair may find its other half in the next piece.
 
     Raises:
-        ValueError: it is no JSON; the message says in one sentence what it is instead.
+        ValueError: it is no JSON, or nested too deeply; the message says in one sentence what it is instead.
     """
+    is_clean = True
     try:
-        return orjson.loads(data), True
+        value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(data.decode("utf-8-sig", errors="replace"), parse_constant=lambda _name: None), False
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(no_json(data)) from exc
+        is_clean = False
+        try:
+            value = json.loads(data.decode("utf-8-sig", errors="replace"), parse_constant=lambda _name: None)
+        except (ValueError, RecursionError) as exc:
+            raise ValueError(no_json(data)) from exc
+    if is_too_deep(value):
+        raise ValueError(TOO_DEEP)
+    return value, is_clean
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether JSON is nested so deeply that to read it, or to send it back, could take more stack than there is."""
+    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(MAX_LEVELS):
+        insides = [outer.values() if isinstance(outer, dict) else outer for outer in level]
+        level = [inner for inside in insides for inner in inside if isinstance(inner, _CONTAINERS)]
+        if not level:
+            return False
+    return True
 
 
 def no_json(data: bytes) -> str:

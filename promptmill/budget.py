@@ -71,7 +71,10 @@ class Spent:
 
 
 class Budget:
-    """Decides for one start of a run. Ask `may_start` before each prompt, and tell `ended` after it."""
+    """Decides for one start of a run.
+
+    Ask `may_start` before each prompt, and tell `ended` after it, or `let_go` where it will not end.
+    """
 
     def __init__(
         self, limits: Limits, spent: Spent, elapsed_before_s: float, clock: Callable[[], float] = time.monotonic

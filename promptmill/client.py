@@ -2,7 +2,8 @@
 
 The openai package does authentication, base URL, transport and error classes. Its typed request transform and
 response models are left out: they cost several times what the call itself does. Retries are ours alone (the package's
-are set to 0), so that each attempt is seen; what a failure means is the table in `failures`.
+are set to 0), so that each attempt is seen; what a failure means is the table in `verdicts`; what it ends in
+is in `failures`.
 
 Invariants
     Nothing is sent to a server that the user has not named: a redirect to another one stops the run.
@@ -26,13 +27,13 @@ from promptmill.bodies import decode_body, decode_text, read_body, read_error_bo
 from promptmill.config import ModelSettings
 from promptmill.deadlines import PromptClock
 from promptmill.endpoints import is_private
-from promptmill.errors import EndpointError, RefusedError, TransientModelError
-from promptmill.failures import THEN_AGAIN, AttemptError, Patience, RetryPolicy, http_error
+from promptmill.errors import THEN_AGAIN, EndpointError, RefusedError, TransientModelError
+from promptmill.failures import AttemptError, Patience, RetryPolicy, http_error
 from promptmill.limiter import Gate
 from promptmill.quirks import quirks_for
 from promptmill.quirks.base import ModelRequest
 from promptmill.records import Message, ModelReply
-from promptmill.replies import error_in, is_empty, is_too_deep, read_reply, read_usage, refusal_reason
+from promptmill.replies import error_in, is_empty, read_reply, read_usage, refusal_reason
 from promptmill.secrets import remember
 from promptmill.streaming import StreamCutError, read_stream, stream_fields
 from promptmill.verdicts import HttpFailure, reported_failure
@@ -286,8 +287,6 @@ async def _status_error(response: httpx2.Response) -> _StatusError:
     try:
         body = decode_body(bytes(data))
     except ValueError:
-        body = None
-    if is_too_deep(body):
         body = None
     text = decode_text(bytes(data), response.charset_encoding).strip() or response.reason_phrase
     return _StatusError(HttpFailure(response.status_code, body, text, response.headers, str(response.url)))

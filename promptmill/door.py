@@ -22,7 +22,7 @@ from promptmill.resources import raise_descriptor_limit
 from promptmill.secrets import remember, remembered_mask, secrets_in, secrets_typed
 
 DONE, INCOMPLETE, BAD_USAGE = 0, 1, 2
-"""Exit codes; 130 and 143 stand for SIGINT and SIGTERM."""
+"""Exit codes; 128 + N stands for signal N."""
 
 
 def open_door(main: Callable[..., None], argv: Sequence[str], flags: Sequence[Flag], usage: str, summary: str) -> None:

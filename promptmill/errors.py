@@ -20,6 +20,9 @@ The tree
 from dataclasses import dataclass
 from enum import StrEnum
 
+THEN_AGAIN = "then start again (a run: with --resume)"
+"""How advice ends in messages that a run shows as well as a single agent, which has no `--resume`."""
+
 
 class PromptmillError(Exception):
     """Root of everything raised on purpose. The message says what happened, where, and what to do next."""
@@ -42,7 +45,7 @@ class RunStoppedError(PromptmillError):
 
 
 class StorageError(RunStoppedError):
-    """The disk refused a write."""
+    """The disk refused a read or a write."""
 
 
 class EndpointError(RunStoppedError):
@@ -84,6 +87,8 @@ class RejectedRequestError(ModelError):
 
 class Outcome(StrEnum):
     """How a sample ended."""
+
+    __hash__ = str.__hash__  # that of an enumeration is written in Python, and every row of every scan asks for it
 
     COMPLETED = "completed"
     PARTIAL = "partial"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from promptmill.endpoints import NO_KEY, Endpoint, key_variable
 from promptmill.errors import (
+    THEN_AGAIN,
     ContextFullError,
     EndpointError,
     ModelError,
@@ -14,8 +15,6 @@ from promptmill.errors import (
 )
 from promptmill.verdicts import HttpFailure, Verdict, lacks_provider, lacks_tools, named_wait_s, verdict_on
 from promptmill.wording import counted
-
-THEN_AGAIN = "then start again (a run: with --resume)"
 
 
 class AttemptError(Exception):

@@ -5,6 +5,7 @@ A rule takes a row's summary and the run's tools, and returns the reason for whi
 
 from collections.abc import Callable, Collection
 
+from promptmill.errors import Outcome
 from promptmill.records import RowSummary
 
 FOLLOWED_PRODUCT_TOOLS = frozenset(
@@ -73,6 +74,11 @@ def hallucinated_tool(summary: RowSummary, tools: Collection[str]) -> str:
     return "hallucinated_tool" if unknown else ""
 
 
+def ending_when_kept(stop_reason: str) -> Outcome:
+    """What a discarded row counts as where rows without reasoning are kept."""
+    return Outcome.COMPLETED if stop_reason == "answer" else Outcome.PARTIAL
+
+
 def merge_rules(*, keep_no_reasoning: bool) -> tuple[Rule, ...]:
     """The rules that are on by default."""
     return (hallucinated_tool,) if keep_no_reasoning else (hallucinated_tool, no_reasoning)
@@ -80,4 +86,7 @@ def merge_rules(*, keep_no_reasoning: bool) -> tuple[Rule, ...]:
 
 def reason_to_leave_out(summary: RowSummary, rules: Collection[Rule], tools: Collection[str]) -> str:
     """The first rule's reason that applies, or ""."""
-    return next((reason for rule in rules if (reason := rule(summary, tools))), "")
+    for rule in rules:
+        if reason := rule(summary, tools):
+            return reason
+    return ""

@@ -86,7 +86,7 @@ def integer(minimum: int, maximum: int = 2**31 - 1) -> Parser:
 
 def count_or_all(name: str, value: object) -> int | None:
     """A count from 1, or `all` for no limit."""
-    if str(value).strip().lower() == "all":
+    if str(value).strip().lower() in ("all", "none"):
         return None
     number: int = integer(1)(name, value)
     return number

@@ -11,7 +11,6 @@ from typing import Any
 
 from promptmill.joined_calls import JoinedCalls
 from promptmill.reasoning import DETAIL_FIELDS
-from promptmill.replies import TOO_DEEP, is_too_deep
 from promptmill.tool_calls import word
 
 _DETAIL_TEXTS = ("text", "summary", "data", "thinking", "content")
@@ -33,13 +32,7 @@ class JoinedCompletion:
         self._has_message = False
 
     def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take a chunk. Raises ValueError where it is nested too deeply."""
-        try:
-            self._add(chunk)
-        except RecursionError as exc:
-            raise ValueError(TOO_DEEP) from exc
-
-    def _add(self, chunk: Mapping[str, Any]) -> None:
+        """Take a chunk."""
         for name, value in chunk.items():
             if name not in ("choices", "object") and (value is not None or name not in self._fields):
                 self._fields[name] = value
@@ -64,16 +57,9 @@ class JoinedCompletion:
         self.is_finished |= bool(choice.get("finish_reason"))
 
     def body(self) -> dict[str, Any]:
-        """What has come, as a body that was not streamed. Raises ValueError where it is nested too deeply."""
-        try:
-            message = self._message.message()
-        except RecursionError as exc:
-            raise ValueError(TOO_DEEP) from exc
-        choice = {"index": 0, "message": message, "finish_reason": None} | self._choice
-        body = self._fields | {"object": "chat.completion", "choices": [choice] if self._has_message else []}
-        if is_too_deep(body):
-            raise ValueError(TOO_DEEP)
-        return body
+        """What has come, as a body that was not streamed."""
+        choice = {"index": 0, "message": self._message.message(), "finish_reason": None} | self._choice
+        return self._fields | {"object": "chat.completion", "choices": [choice] if self._has_message else []}
 
 
 class JoinedMessage:

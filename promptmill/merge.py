@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from promptmill.errors import Outcome
-from promptmill.filters import merge_rules, reason_to_leave_out
+from promptmill.errors import OUTCOME_POLICY, Outcome
+from promptmill.filters import ending_when_kept, merge_rules, reason_to_leave_out
+from promptmill.records import RowSummary
 from promptmill.resume import Fate
 from promptmill.rows import completed_row, decoded_row, has_final_shape, summarise, union_of_tools
 from promptmill.shards import read_lines, write_atomic
@@ -98,22 +99,23 @@ class _Merger:
     def lines(self) -> Iterator[bytes]:
         """The merged rows, each with its newline; the result is whole when they are through."""
         statistics = self.result.statistics
-        for _, row, fate in self._rows(self.sources.failed):
-            statistics.add_failed(summarise(row), counts=fate == Fate.COUNTS)
-        for path in (*self.sources.shards, self.sources.discarded):
+        for path in (*self.sources.shards, self.sources.discarded, self.sources.failed):
             for line, row, fate in self._rows(path):
-                if fate != Fate.COUNTS:
-                    statistics.add_left_behind(summarise(row), superseded=fate == Fate.SUPERSEDED)
-                elif merged := self._merged(line, row):
+                summary = summarise(row)
+                if not OUTCOME_POLICY[summary.outcome].done:
+                    statistics.add_failed(summary, counts=fate == Fate.COUNTS)
+                elif fate != Fate.COUNTS:
+                    statistics.add_left_behind(summary, superseded=fate == Fate.SUPERSEDED)
+                elif merged := self._merged(line, row, summary):
                     yield merged
 
-    def _merged(self, line: bytes, row: dict[str, Any]) -> bytes:
+    def _merged(self, line: bytes, row: dict[str, Any], summary: RowSummary) -> bytes:
         """Count a row; returns its line of `trajectories.jsonl`, empty where a filter leaves it out."""
         if self.sources.keep_no_reasoning and row.get("outcome") == Outcome.DISCARDED:
             row, line = as_kept(row), b""
-        summary = summarise(row)
+            summary = summarise(row)
         reason = reason_to_leave_out(summary, self.rules, self.sources.known_tools)
-        merged = None if reason else self._merged_line(line, row)
+        merged = None if reason else self._merged_line(line if summary.is_ours else b"", row)
         if merged is None and not reason:
             self.result.unreadable_lines += 1
             return b""
@@ -147,5 +149,4 @@ class _Merger:
 
 def as_kept(row: dict[str, Any]) -> dict[str, Any]:
     """A discarded row as if it had never been."""
-    outcome = Outcome.COMPLETED if row.get("completed") else Outcome.PARTIAL
-    return row | {"outcome": str(outcome), "error": ""}
+    return row | {"outcome": str(ending_when_kept(str(row.get("stop_reason")))), "error": ""}

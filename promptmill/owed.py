@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from promptmill.errors import ConfigError
 from promptmill.prices import Prices
 from promptmill.progress import byte_bar
 from promptmill.resume import Selection, Totals, select
-from promptmill.retry import Retry
+from promptmill.retry import Retry, read_retry
 from promptmill.row_index import Judge, Kind, RowIndex
 from promptmill.run_folder import RunFolder
 from promptmill.wording import counted
@@ -28,7 +29,7 @@ class Found:
         self._folder = folder
         self._dataset = dataset
         starts = folder.read_run_json().get("starts")
-        self._index = RowIndex(Judge(tuple(TOOLS), config.keep_no_reasoning), _begun_at(starts, config.retry.typed))
+        self._index = RowIndex(Judge(tuple(TOOLS), config.keep_no_reasoning), _begun_at(starts, config.retry))
         self.totals = Totals(price=Prices(config.model).priced)
         with _bar(folder) as advance:
             self._index.read(folder.row_files(), advance, self.totals.add)
@@ -37,21 +38,20 @@ class Found:
         """Former starts."""
         self.had_rows = len(self._index) > 0
         """Whether there was any row when this start began."""
-        is_another = self.selection.not_in_dataset() and not self.selection.counting()
-        if is_another and not config.accept_changes:
+        self.is_another_dataset = bool(self.selection.not_in_dataset()) and not self.selection.counting()
+        """Whether not one row is of a sample of the dataset."""
+        if self.is_another_dataset and not config.accept_changes:
             rows = counted(len(self._index), "row")
             raise ConfigError(
                 f"{folder.path} holds {rows}, and none is of a prompt of {dataset.path}: it is the run of another "
                 "dataset. Take another --run_name, or --accept_changes to go on with this one"
             )
+        self.run_again = 0
+        """How many of the samples to run are done."""
         self.owed: array[int] = self._choose(config.retry)
         """Indices of the samples to run, in the dataset's order."""
 
     def _choose(self, retry: Retry) -> "array[int]":
-        if retry.indices and (highest := max(retry.indices)) >= len(self._dataset):
-            raise ConfigError(
-                f"--retry={retry.typed}: there is no prompt {highest}; the dataset has {len(self._dataset):,}, from 0"
-            )
         chosen = {Kind[word.upper()] for word in retry.kinds}
         owed: array[int] = array("q")
         for sample in range(len(self._dataset)):
@@ -61,6 +61,7 @@ class Found:
                 and (kind is Kind.FAILED or not self.selection.is_recent(sample))
             ):
                 owed.append(sample)
+                self.run_again += kind is not None and kind is not Kind.FAILED
         return owed
 
     def attempts_before(self, sample: int) -> int:
@@ -80,14 +81,21 @@ class Found:
         return select(self._dataset, self._index).fates_by_file()
 
 
-def _begun_at(starts: object, retry: str) -> str:
+def _is_same(retry: Retry, typed: object) -> bool:
+    try:
+        return replace(read_retry(str(typed)), typed="") == replace(retry, typed="")
+    except ConfigError:
+        return False
+
+
+def _begun_at(starts: object, retry: Retry) -> str:
     """When a choice of samples to run again was begun that has not been run to its end; empty when there is none.
 
     What was run again since then is not run a third time when the interrupted command is typed once more.
     """
     begun_at = ""
     for start in reversed(starts if isinstance(starts, list) else []):
-        if not isinstance(start, dict) or start.get("complete") or start.get("retry") != retry:
+        if not isinstance(start, dict) or start.get("complete") or not _is_same(retry, start.get("retry")):
             break
         begun_at = str(start.get("started_at") or "")
     return begun_at

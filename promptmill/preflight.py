@@ -1,5 +1,6 @@
 """What is settled before anything is made or called: where tools run, which tools there are, what to warn about."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from promptmill.dataset import Dataset
 from promptmill.engines import engine_class
 from promptmill.errors import ConfigError
 from promptmill.quirks import quirks_for
+from promptmill.retry import Retry
 from promptmill.wording import counted
 from toolsets.base import ToolsetError
 from toolsets.catalog import unavailable
@@ -32,9 +34,17 @@ def preflight(config: RunConfig, dataset: Dataset) -> Preflight:
     """Settle a run.
 
     Raises:
-        ConfigError: an unknown engine, sandbox or distribution, or one that cannot work here.
+        ConfigError: an unknown engine, sandbox or distribution, or one that cannot work here; or prompts to run again
+            that are not there.
     """
     engine_class(config.engine)
+    try:
+        tempfile.gettempdir()
+    except OSError as exc:
+        raise ConfigError(
+            f"there is no temporary folder that can be written ({exc}); make room, or set TMPDIR"
+        ) from exc
+    check_retry(config.retry, dataset)
     sweep_abandoned()
     try:
         sandbox, sandbox_note = choose(config.sandbox)
@@ -52,6 +62,14 @@ def preflight(config: RunConfig, dataset: Dataset) -> Preflight:
     ]
     settings = WorkerSettings(config, sandbox, available, conversations=config.num_workers)
     return Preflight(settings, tuple(notes))
+
+
+def check_retry(retry: Retry, dataset: Dataset) -> None:
+    """Raises ConfigError where prompts are to be run again that the dataset does not have."""
+    if retry.indices and (highest := max(retry.indices)) >= len(dataset):
+        raise ConfigError(
+            f"--retry={retry.typed}: there is no prompt {highest}; the dataset has {len(dataset):,}, from 0"
+        )
 
 
 def settle_toolsets(distribution: str) -> tuple[dict[str, str], tuple[str, ...]]:

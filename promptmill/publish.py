@@ -105,10 +105,10 @@ def _statistics(folder: RunFolder, run_json: Mapping[str, Any], result: MergeRes
     dataset = _typed(run_json, "dataset", {})
     facts = RunFacts(
         run_name=_typed(run_json, "run_name", folder.path.resolve().name),
-        samples=_typed(dataset, "samples", counted.done + counted.failed),
+        samples=max(_typed(dataset, "samples", 0), counted.done + counted.failed),
         not_selected=_typed(dataset, "not_selected", 0),
         invalid=_typed(dataset, "invalid", 0),
-        starts=_typed(run_json, "starts", []),
+        starts=[start for start in _typed(run_json, "starts", []) if isinstance(start, dict)],
         unreadable_lines=result.unreadable_lines,
         uncounted_bytes=_typed(dataset, "uncounted_bytes", 0),
     )

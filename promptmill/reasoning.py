@@ -222,13 +222,13 @@ def _is_thinking(part: Mapping[str, Any]) -> bool:
 def _details_text(details: object) -> str:
     if not isinstance(details, list):
         return ""
-    texts = (_detail_text(item) for item in details if isinstance(item, dict))
+    texts = (_detail_text(detail) for detail in details if isinstance(detail, dict))
     return "\n\n".join(text for text in texts if text.strip())
 
 
-def _detail_text(item: Mapping[str, Any]) -> str:
+def _detail_text(detail: Mapping[str, Any]) -> str:
     for name in ("text", "summary", "thinking", "reasoning", "content"):
-        value = item.get(name)
+        value = detail.get(name)
         text = value if isinstance(value, str) else _nested_text(value)
         if text.strip():
             return text

@@ -192,6 +192,8 @@ class RowSummary:
     error: str = ""
     duration_s: float = 0.0
     attempt: int = 1
+    is_ours: bool = False
+    """Whether the row has just our keys, each of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +222,10 @@ class WorkerEvents(Protocol):
     """Where a worker's work goes."""
 
     async def sample_finished(self, result: SampleResult) -> bool:
-        """A sample has ended; returns, when its row is on disk, whether its batch's next sample may start."""
+        """A sample has ended, or was broken off (its outcome says so).
 
-    async def sample_interrupted(self, result: SampleResult) -> None:
-        """A sample was broken off after it had called the model: it is pending, and its row says what it cost."""
+        Returns when its row is on disk, and whether its batch's next sample may start.
+        """
 
     async def batch_finished(self, number: int) -> None:
         """All samples of a batch have ended."""

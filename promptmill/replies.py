@@ -27,11 +27,6 @@ MAX_SHOWN_CHARS = 300
 MAX_TOKENS = 2**40
 """No call has more; a count above it is nonsense that would spoil the sums."""
 
-MAX_LEVELS = 350
-_CONTAINERS = (dict, list)
-TOO_DEEP = f"the endpoint answered with JSON that is nested more than {MAX_LEVELS} levels deep, which no reply is"
-
-
 PROMPT_NAMES = ("prompt_tokens", "input_tokens")
 COMPLETION_NAMES = ("completion_tokens", "output_tokens")
 
@@ -79,15 +74,13 @@ def error_in(data: object) -> object:
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     reported = data.get("error") or choice.get("error") or (data if data.get("object") == "error" else None)
     if reported:
-        return TOO_DEEP if is_too_deep(reported) else reported
+        return reported
     reason = _finish_reason(choice)
     return f"the reply broke off with finish reason {reason!r}" if reason.lower() in FAILED else None
 
 
 def _whole_choice(body: Mapping[str, Any], data: object) -> dict[str, Any]:
     """The first choice, which has a message. Raises ValueError."""
-    if is_too_deep(data):
-        raise ValueError(TOO_DEEP)
     error = error_in(body)
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -102,17 +95,6 @@ def _finish_reason(choice: Mapping[str, Any]) -> str:
     reason = choice.get("finish_reason")
     reason = reason.get("type") if isinstance(reason, dict) else reason
     return reason if isinstance(reason, str) else ""
-
-
-def is_too_deep(value: object) -> bool:
-    """Whether JSON is nested so deeply that to read it, or to send it back, could take more stack than there is."""
-    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
-    for _ in range(MAX_LEVELS):
-        insides = [outer.values() if isinstance(outer, dict) else outer for outer in level]
-        level = [inner for inside in insides for inner in inside if isinstance(inner, _CONTAINERS)]
-        if not level:
-            return False
-    return True
 
 
 def _read_calls(message: Mapping[str, Any], content: str, request: ModelRequest) -> tuple[list[ToolCall], str]:

@@ -27,6 +27,7 @@ from promptmill.records import RowSummary, Usage
 from promptmill.row_index import Kind, RowIndex, digest
 
 NO_ROW = -1
+MOST_BATCHES = 10**9
 
 
 class Fate(IntEnum):
@@ -54,10 +55,13 @@ class Totals:
         priced = self.price(summary.usage)
         self.spent.add(summary if priced is summary.usage else replace(summary, usage=priced))
 
-    def highest_batch(self, shards: Iterable[Path]) -> int:
-        """The highest batch number in use, an empty or unreadable shard's included; -1 when there is none."""
-        named = (int(path.stem.rpartition("_")[2]) for path in shards)
-        return max((-1, *(number for number, _ in self.endings), *named))
+    def highest_batch(self, named: Iterable[int]) -> int:
+        """The highest batch number in use, by rows and by the names of shards; -1 when there is none.
+
+        A number in a row that no shard of ours could have is not taken for one.
+        """
+        told = (number for number, _ in self.endings if number < MOST_BATCHES)
+        return max((-1, *told, *named))
 
 
 class Selection:
@@ -70,7 +74,7 @@ class Selection:
         self.fates = bytearray([Fate.NOT_IN_DATASET]) * len(index)
         """What becomes of each row."""
         self.tries: Counter[bytes] = Counter()
-        """How often each identity has failed."""
+        """How often each identity was tried without a row that is done."""
 
     def take(self, sample: int, row: int) -> None:
         """Let a row count for a sample."""

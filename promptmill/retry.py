@@ -53,6 +53,8 @@ def read_retry(typed: str, name: str = "retry") -> Retry:
             hashes.add(bytes.fromhex(word))
         elif in_ids and (span := _ID.fullmatch(word)):
             indices.update(_span(name, int(span[1]), int(span[2] or span[1])))
+        elif word == "none" and len(words) > 1:
+            raise ConfigError(f"--{name}: 'none' stands alone")
         elif words != ["none"]:
             raise ConfigError(
                 f"--{name}: {written!r} is none of {', '.join(RETRY_WORDS)}, none, or ids:… with prompt indices, "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from promptmill.dataset import HASH_BYTES, identity_key
 from promptmill.errors import OUTCOME_POLICY, Outcome
-from promptmill.filters import Rule, merge_rules, reason_to_leave_out
+from promptmill.filters import Rule, ending_when_kept, merge_rules, reason_to_leave_out
 from promptmill.records import RowSummary
 from promptmill.rows import decoded_row, summarise
 from promptmill.shards import read_lines_from
@@ -52,7 +52,7 @@ class Judge:
         if not OUTCOME_POLICY[outcome].done:
             return Kind.FAILED if OUTCOME_POLICY[outcome].is_failure else Kind.INTERRUPTED
         if outcome is Outcome.DISCARDED and self.keep_no_reasoning:
-            outcome = Outcome.COMPLETED if summary.stop_reason == "answer" else Outcome.PARTIAL
+            outcome = ending_when_kept(summary.stop_reason)
         reason = reason_to_leave_out(summary, self.rules, self.known_tools)
         if outcome is Outcome.DISCARDED or reason == "no_reasoning":
             return Kind.DISCARDED

@@ -127,10 +127,9 @@ def is_ours(row: Mapping[str, Any]) -> bool:
 
 
 def has_final_shape(row: Mapping[str, Any], tool_names: Sequence[str]) -> bool:
-    """Whether a row is one of ours with just these tools: `completed_row` would change nothing."""
+    """Whether a row of ours (`is_ours`) is one with just these tools: `completed_row` would change nothing."""
     return (
-        is_ours(row)
-        and list(row["tool_stats"]) == list(row["tool_error_counts"]) == list(tool_names)
+        list(row["tool_stats"]) == list(row["tool_error_counts"]) == list(tool_names)
         and tuple(row["metadata"]) == METADATA_KEYS
         and tuple(row["usage"]) == _USAGE_KEYS
     )
@@ -187,9 +186,9 @@ def summarise(row: Mapping[str, Any]) -> RowSummary:
         batch_number=_whole(row["metadata"].get("batch_num")),
         outcome=_outcome(row),
         stop_reason=read("stop_reason"),
-        assistant_turns=read("assistant_turns") if is_as_written else len(answers),
-        reasoning_turns=read("reasoning_turns") if has_hash else sum(map(has_reasoning, answers)),
-        api_calls=read("api_calls"),
+        assistant_turns=_whole(read("assistant_turns")) if is_as_written else len(answers),
+        reasoning_turns=_whole(read("reasoning_turns")) if has_hash else sum(map(has_reasoning, answers)),
+        api_calls=_whole(read("api_calls")),
         tallies=_used_tools(read("tool_stats")),
         unknown_tools=tuple(map(str, read("unknown_tools"))),
         toolsets=tuple(map(str, read("toolsets_used"))),
@@ -198,6 +197,7 @@ def summarise(row: Mapping[str, Any]) -> RowSummary:
         error=read("error"),
         duration_s=_amount(row.get("duration_s")),
         attempt=read("attempt"),
+        is_ours=is_as_written,
     )
 
 

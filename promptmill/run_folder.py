@@ -12,6 +12,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from promptmill.shards import append_lines, sync_folder, write_atomic
 
 T = TypeVar("T")
 
-_SHARD_NAME = re.compile(r"batch_(\d{1,9})\.jsonl")
+_SHARD_NAME = re.compile(r"batch_(\d{1,18})\.jsonl")
 
 
 class RunFolder:
@@ -68,7 +69,7 @@ class RunFolder:
             ) from exc
         except OSError as exc:
             raise ConfigError(f"{self.path}: cannot make the run folder ({exc.strerror})") from exc
-        self.left_by = self._owner() if self._owner_file.exists() else ""
+        self.left_by = self._owner() if self._owner_file.is_file() else ""
         started_at = datetime.now().isoformat(sep=" ", timespec="seconds")
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "started_at": started_at}
         try:
@@ -108,34 +109,39 @@ class RunFolder:
         if self._writer is not None:
             self._writer.shutdown(wait=True)
             self._writer = None
-            self._owner_file.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that takes no writes any more: what ended the run is told
+                self._owner_file.unlink(missing_ok=True)
         self._lock.release()
 
     def shard(self, number: int) -> Path:
         """The shard of a batch."""
         return self.path / f"batch_{number}.jsonl"
 
+    def _numbered(self) -> list[tuple[int, Path]]:
+        """What is named as a shard, batch 2 before batch 10."""
+        names = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted((int(match[1]), path) for path in names if (match := _SHARD_NAME.fullmatch(path.name)))
+
+    def batch_numbers(self) -> list[int]:
+        """The numbers that are taken, whatever has the name."""
+        return [number for number, _ in self._numbered()]
+
     def shards(self) -> list[Path]:
-        """All shards, batch 2 before batch 10."""
-        numbered = [
-            (int(match[1]), path)
-            for path in (self.path.iterdir() if self.path.is_dir() else ())
-            if (match := _SHARD_NAME.fullmatch(path.name))
-        ]
-        return [path for _, path in sorted(numbered)]
+        """All shards, batch 2 before batch 10. What is no file (a pipe, a dead link) is none."""
+        return [path for _, path in self._numbered() if path.is_file()]
 
     def row_files(self) -> Sequence[Path]:
         """Every file that holds rows: what a scan reads."""
-        return [*self.shards(), *(path for path in (self.discarded, self.failed) if path.exists())]
+        return [*self.shards(), *(path for path in (self.discarded, self.failed) if path.is_file())]
 
     def has_run(self) -> bool:
-        """Whether the folder already holds a run."""
-        return self.run_json.exists() or bool(self.row_files())
+        """Whether the folder already holds a run, or what is left of one."""
+        return self.run_json.exists() or self.trajectories.exists() or bool(self.row_files())
 
     def read_run_json(self) -> dict[str, Any]:
         """What the run was started with; empty when there is no such file or it is unreadable."""
         try:
-            content = orjson.loads(self.run_json.read_bytes())
+            content = orjson.loads(self.run_json.read_bytes()) if self.run_json.is_file() else {}
         except (OSError, orjson.JSONDecodeError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -20,11 +20,13 @@ from promptmill.config import (
 )
 from promptmill.dataset import Dataset, scan_dataset
 from promptmill.errors import ConfigError, RunStoppedError
+from promptmill.flags import FLAG_BY_NAME
 from promptmill.local_model import local_model_file
 from promptmill.logs import masked_records
 from promptmill.owed import Found
 from promptmill.preflight import preflight
 from promptmill.progress import Progress, byte_bar
+from promptmill.retry import Retry
 from promptmill.run_folder import RunFolder
 from promptmill.secrets import mask_of
 from promptmill.start import RunStart
@@ -89,9 +91,14 @@ class BatchRunner:
         own: Mapping[str, Any] = {}
         if resume and named.get("run_name"):
             folder = Path(str(named.get("output_dir") or options_from()["output_dir"])) / str(named["run_name"])
-            own = RunFolder(folder).own_options()
+            own = _known_options(RunFolder(folder))
             if not named.get("dataset_file") and not RunFolder(folder).has_run():
                 raise ConfigError(f"there is no run in {folder} to go on with; --dataset_file=FILE starts one")
+            if not named.get("dataset_file") and not own:
+                raise ConfigError(
+                    f"{folder} has rows but no readable run.json, which would say how it was run: give its flags "
+                    "again, --dataset_file=FILE and --model=NAME at least"
+                )
         config = build_config(options_from(own, named), environment())
         if self._prefill:
             config = replace(config, agent=replace(config.agent, prefill_messages=self._prefill))
@@ -114,6 +121,8 @@ class BatchRunner:
         resume = resume or self._resume
         self._start, self._is_stopping = None, False
         config = self._decide(resume=resume)
+        if not resume and (config.retry != Retry() or config.accept_changes):
+            raise ConfigError("--retry and --accept_changes are for a run that exists; add --resume")
         if resume and config.start_over:
             raise ConfigError("--start_over contradicts --resume; give one of them")
         self.is_dry_run = config.dry_run is not None
@@ -168,11 +177,17 @@ class BatchRunner:
         changes = changed_settings(folder.read_run_json(), config) if resume else []
         if changes and not config.accept_changes:
             raise ConfigError(
-                f"{folder.path} was started with other settings: {'; '.join(changes)}. Leave them out to go on as "
-                "before, or add --accept_changes: each row says what made it"
+                f"{folder.path} was last run with other settings: {'; '.join(changes)}. Leave them out to go on as "
+                f"before, or add --accept_changes: each row says what made it{self._another_file(folder)}"
             )
         for change in changes:
             progress.note(f"Changed since the run was started, and accepted: {change}")
+
+    def _another_file(self, folder: RunFolder) -> str:
+        """A hint for who accepts changes of settings: the dataset is another file too."""
+        former = folder.own_options().get("dataset_file")
+        given = self._named().get("dataset_file")
+        return f" (--dataset_file={given} is another too: it was {former})" if given and former != given else ""
 
     def _open(self, config: RunConfig, folder: RunFolder, progress: Progress) -> None:
         if config.start_over and folder.has_run():
@@ -180,6 +195,17 @@ class BatchRunner:
         folder.open()
         if folder.left_by:
             progress.note(f"The last start ({folder.left_by}) did not end by itself; every row that it saved is whole")
+
+
+def _known_options(folder: RunFolder) -> dict[str, Any]:
+    """The run's own options, but where it lies: a folder that was moved or copied goes on where it is now."""
+    known = FLAG_BY_NAME.keys() - {"output_dir", "run_name"}
+    own = {name: value for name, value in folder.own_options().items() if name in known}
+    try:
+        options_from(own)
+    except ConfigError as exc:
+        raise ConfigError(f"{folder.run_json}: {exc}") from exc
+    return own
 
 
 def _scan(config: RunConfig) -> Dataset:

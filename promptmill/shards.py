@@ -5,15 +5,15 @@ Invariants
     A torn last line (killed mid-write) is skipped by readers, and cut off before anything is appended after it.
 """
 
-import contextlib
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
 
-from promptmill.errors import StorageError
+from promptmill.errors import THEN_AGAIN, StorageError
 
 WRITE_CHUNK_BYTES = 1 << 20
 
@@ -43,6 +43,8 @@ def read_lines_from(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
             for line in file:
                 end += len(line)
                 content = line.rstrip(b"\r\n")
+                if end == len(line):
+                    content = content.removeprefix(BOM_UTF8)
                 if content and not content.isspace() and (line.endswith(b"\n") or is_json(content)):
                     yield content, end
     except FileNotFoundError:
@@ -82,7 +84,7 @@ def append_lines(path: Path, lines: Iterable[bytes]) -> None:
         if not start:
             sync_folder(path.parent)
     except OSError as exc:
-        raise StorageError(f"{path}: cannot write ({exc.strerror}); make room or access, then --resume") from exc
+        raise StorageError(f"{path}: cannot write ({exc.strerror}); make room or access, {THEN_AGAIN}") from exc
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -152,11 +154,9 @@ def write_atomic(path: Path, chunks: Iterable[bytes]) -> None:
         beside.replace(path)
         sync_folder(path.parent)
     except OSError as exc:
-        raise StorageError(
-            f"{path}: cannot write ({exc.strerror}); make room or access, then start again (a run: with --resume)"
-        ) from exc
+        raise StorageError(f"{path}: cannot write ({exc.strerror}); make room or access, {THEN_AGAIN}") from exc
     finally:
-        with contextlib.suppress(OSError):  # else it would hide what went wrong before
+        with suppress(OSError):  # else it would hide what went wrong before
             beside.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""One start of a run, between the opening and the closing of its folder: from the resume scan to the summary."""
+"""One start of a run, in its open folder: run what is owed, publish, and say what came of it."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ DEMONSTRATION_NOTE = (
 
 
 class RunStart:
-    """Runs what is owed and publishes what is there. Takes what workers finish (`WorkerEvents`)."""
+    """Runs what is owed and publishes what is there. Takes what engines and workers tell (`RunEvents`)."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class RunStart:
         """The content of `statistics.json`, after `go`."""
         self._finished = self._discarded = 0
         self._budget = Budget(config.limits, found.totals.spent, duration_of(found.starts))
-        self._spent_before = replace(found.totals.spent)
+        self._spent_before = replace(found.totals.spent)  # a copy: the budget goes on counting in that very record
         self._drawn: Sequence[int] | None = None
         """Indices of the samples that a dry run runs; None for all that are owed."""
         self._ran: list[RowSummary] = []
@@ -70,7 +70,7 @@ class RunStart:
         self._is_stopping = False
         """Whether no further prompt is to start."""
         self._refusal: RunStoppedError | None = None
-        """The first that came of the disk."""
+        """The disk's first refusal, or what kept the end from being published."""
         for (batch_number, outcome), samples in found.totals.endings.items():
             self.checkpoint.count(batch_number, outcome, samples)
         if config.dry_run is not None:
@@ -78,16 +78,18 @@ class RunStart:
             self._drawn = sorted(rng.sample(found.owed, min(config.dry_run, len(found.owed))))
 
     async def go(self) -> None:
-        """Everything from the resume scan to the printed summary."""
+        """Everything up to the printed summary."""
         for note in self.settled.notes:
             self.progress.note(note)
         done = sum(self.checkpoint.done)
         if self.found.had_rows:
-            again = len(self.found.owed) - (len(self.dataset) - done)
+            again = self.found.run_again
             self.progress.note(
                 f"Resuming: {done:,} of {counted(len(self.dataset), 'prompt')} are done"
                 + (f", {again:,} of them are run again" if again > 0 else "")
             )
+        if self.found.is_another_dataset:
+            self.progress.note(f"Accepted: no row of before is of a prompt of {self.dataset.path}; they stay unmerged")
         if self.config.limits.are_set and self.found.starts:
             self.progress.note(f"Former starts spent {self._budget.spent_so_far()}")
         if not self.found.owed or self._is_stopping:
@@ -109,7 +111,7 @@ class RunStart:
         start = await self._record_start()
         try:
             await self._work(settings, start)
-        except BaseException as exc:
+        except BaseException as exc:  # whatever ends it, what is finished is published, and then it goes on its way
             await self._publish_after(exc, start)
             raise
         await self._publish_after(None, start)
@@ -139,7 +141,7 @@ class RunStart:
         if isinstance(failure, asyncio.CancelledError):
             return "interrupted"
         if failure is not None:
-            return f"{type(failure).__name__}: {failure}"
+            return str(failure) or type(failure).__name__
         if self._budget.stopped:
             return self._budget.stopped
         return "interrupted" if self._is_stopping else "nothing is left to start"
@@ -182,7 +184,7 @@ class RunStart:
             self.dataset,
             self.found.owed if self._drawn is None else self._drawn,
             batch_size=self._batch_size(),
-            first_number=1 + self.found.totals.highest_batch(self.folder.shards()),
+            first_number=1 + self.found.totals.highest_batch(self.folder.batch_numbers()),
             attempts_before=self.found.attempts_before,
         )
         return takewhile(lambda _batch: not self._budget.stopped, batches)
@@ -197,10 +199,6 @@ class RunStart:
         """Put a finished sample's row on disk; only then does it count. Cancelling does not stop what has begun."""
         await to_its_end(self._record_or_remember(result))
         return result.has_next and self.may_start(result.batch_number)
-
-    async def sample_interrupted(self, result: SampleResult) -> None:
-        """Keep what a sample that was broken off has cost."""
-        await to_its_end(self._record_or_remember(result))
 
     async def _record_or_remember(self, result: SampleResult) -> None:
         """Record; a refusal is kept, for whoever waits for it may be cancelled before it comes."""

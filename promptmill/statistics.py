@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from promptmill.budget import duration_of
 from promptmill.errors import OUTCOME_POLICY, Outcome
 from promptmill.records import RowSummary, Usage
 
@@ -32,9 +33,7 @@ class RunStatistics:
 
     def add(self, summary: RowSummary, left_out: str = "") -> None:
         """Count one finished row (of a shard or of `discarded.jsonl`)."""
-        if summary.outcome is Outcome.DISCARDED and not left_out:
-            self.outcomes[Outcome.COMPLETED if summary.stop_reason == "answer" else Outcome.PARTIAL] += 1
-        elif left_out == "no_reasoning":
+        if left_out == "no_reasoning":
             self.outcomes[Outcome.DISCARDED] += 1
         elif left_out:
             self.outcomes["filtered"] += 1
@@ -161,7 +160,7 @@ def statistics_json(statistics: RunStatistics, facts: RunFacts, tool_names: Sequ
             "calls_priced": statistics.usage.priced_calls,
             "includes": "failed, interrupted and superseded attempts",
         },
-        "duration_s": round(sum(float(start.get("duration_s") or 0.0) for start in facts.starts), 3),
+        "duration_s": round(duration_of(facts.starts), 3),
         "starts": list(facts.starts),
     }
 

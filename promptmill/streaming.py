@@ -15,9 +15,10 @@ from typing import Any
 
 import orjson
 
-from promptmill.bodies import MAX_BODY_BYTES, decode_body, decode_json, too_large, without_surrogates
+from promptmill.bodies import MAX_BODY_BYTES, decode_body, decode_json, too_large
 from promptmill.config import ModelSettings
 from promptmill.joining import JoinedCompletion
+from toolsets.text import clean_surrogates
 
 MAX_STREAM_BYTES = 4 * MAX_BODY_BYTES
 """Of one streamed reply, unpacked: around each word of it, some hundreds of bytes go over the wire."""
@@ -111,7 +112,7 @@ class _Reply:
         self._is_clean = True
 
     def add(self, name: bytes, data: bytes) -> None:
-        """Take an event. Raises ValueError where it is no JSON."""
+        """Take an event. Raises ValueError where it is no JSON, or nested too deeply."""
         if self.has_ended:
             return
         if data == _DONE:
@@ -127,7 +128,7 @@ class _Reply:
             self.has_ended = self.joined.has_failed
 
     def body(self) -> dict[str, Any]:
-        body: dict[str, Any] = self.joined.body() if self._is_clean else without_surrogates(self.joined.body())
+        body: dict[str, Any] = self.joined.body() if self._is_clean else clean_surrogates(self.joined.body())
         return body
 
 

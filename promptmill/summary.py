@@ -1,6 +1,7 @@
 """What a person sees when a run has ended: the statistics as tables. Made from `statistics.json`'s content alone."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,12 +15,14 @@ from promptmill.wording import counted, duration
 def print_summary(statistics: Mapping[str, Any], run_dir: str, console: Console | None = None) -> None:
     """Print the summary of a run to standard output."""
     console = console or Console()
-    console.print(_summary(statistics, run_dir), soft_wrap=False)
+    with suppress(OSError):  # nobody looks any more
+        console.print(_summary(statistics, run_dir), soft_wrap=False)
 
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print some lines to standard output, after an empty one."""
-    Console().print(Text("\n".join(["", *lines])))
+    with suppress(OSError):
+        Console().print(Text("\n".join(["", *lines])))
 
 
 def _summary(statistics: Mapping[str, Any], run_dir: str) -> Group:

@@ -87,7 +87,7 @@ class Worker:
             return
         result.outcome, result.stop_reason = Outcome.INTERRUPTED, "interrupted"
         result.error = "broken off when the run was stopped; it is run again on --resume"
-        await self.events.sample_interrupted(finished_sample(self.settings.config, result, sample, batch_number))
+        await self.events.sample_finished(finished_sample(self.settings.config, result, sample, batch_number))
 
     async def run_sample(self, sample: Sample) -> AgentResult:
         """Run one sample in a sandbox of its own.

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from datetime import datetime
 
 import hypothesis.strategies as st
@@ -10,7 +9,7 @@ import orjson
 import pytest
 from hypothesis import example, given, settings
 
-from promptmill.bodies import decode_body, no_json
+from promptmill.bodies import MAX_LEVELS, decode_body, no_json
 from promptmill.client import encode_request
 from promptmill.errors import LimitReachedError, Outcome
 from promptmill.escaping import escaped, preview
@@ -21,7 +20,7 @@ from promptmill.joining import JoinedMessage
 from promptmill.quirks.base import ModelRequest
 from promptmill.reasoning import split_reasoning
 from promptmill.records import AgentResult, Message, Sample, ToolCall
-from promptmill.replies import MAX_LEVELS, error_in, is_empty, read_reply, refusal_reason
+from promptmill.replies import error_in, is_empty, read_reply, refusal_reason
 from promptmill.rows import has_reasoning
 from promptmill.secrets import Mask
 from promptmill.streaming import read_stream
@@ -30,6 +29,7 @@ from tests.fakes.model_server import Answer, by_turn, call, events, in_order, ra
 from tests.fakes.streams import as_stream
 from tests.rows import make_row
 from tests.test_command import run_inline
+from tests.toolbench import cpu_s, grows_with_length
 from toolsets.base import ToolError
 from toolsets.names import matching_tool
 from toolsets.text import strip_escapes
@@ -157,24 +157,6 @@ UNITS = [
     " ", "\\n", "model ", '"name" ', "<script ", "{,", ",", KEY, KEY[:20], KEY[-12:],
 ]  # fmt: skip
 BEGINNINGS = ["", "```json", "<tool_call><function=terminal>", '<tool_call>{"name": "terminal", "a": "']
-
-
-def cpu_s(function, text):
-    begun_s = time.process_time()
-    function(text)
-    return time.process_time() - begun_s
-
-
-def grows_with_length(function, small, large):
-    """Whether four times the text takes about four times as long; a busy machine has three tries."""
-    for _ in range(3):
-        short_s = cpu_s(function, small)
-        if short_s > 2:
-            return False
-        long_s = cpu_s(function, large)
-        if long_s < max(0.2, 12 * short_s):
-            return True
-    return False
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -22,7 +22,7 @@ from promptmill.config import WorkerSettings, build_config
 from promptmill.engines import ENGINES
 from promptmill.engines.frames import FrameChannel, RowSaved
 from promptmill.engines.processes import ProcessEngine
-from promptmill.errors import ConfigError, EndpointError, StorageError
+from promptmill.errors import THEN_AGAIN, ConfigError, EndpointError, StorageError
 from promptmill.event_loop import to_its_end
 from promptmill.records import SampleResult
 from promptmill.run_folder import RunFolder
@@ -496,8 +496,8 @@ async def test_of_several_files_that_the_disk_refuses_the_first_is_told(name, se
         full.set()
         ended = await running.ended()
     assert (ended.code, server.count) == (1, 2)
-    said = r"error: data/run/batch_[01]\.jsonl: cannot write \(File too large\); make room or access, then --resume"
-    assert re.fullmatch(said, ended.stderr.splitlines()[-1])
+    said = r"error: data/run/batch_[01]\.jsonl: cannot write \(File too large\); make room or access, "
+    assert re.fullmatch(said + re.escape(THEN_AGAIN), ended.stderr.splitlines()[-1])
     assert (await command("--run_name=run", "--resume")).code == 0
     assert sorted(run_folder().prompts) == list("abcd")
 
@@ -531,3 +531,16 @@ async def test_workers_run_the_code_of_the_command_that_started_them(server, tmp
     assert process.returncode == 0, told
     (row,) = RunFiles(elsewhere / "data/run").rows
     assert orjson.loads(row["settings"]) == {"max_turns": 10}
+
+
+@pytest.mark.parametrize("after_s", [0.5, 1.0, 1.6])
+async def test_a_ctrl_c_in_the_terminal_while_workers_start_is_for_the_runner_alone(server, after_s):
+    """It reaches every process of the group, the fork server in the middle of its imports too."""
+    server.script = lambda request: say("late", delay_s=60)
+    argv = [sys.executable, str(REPOSITORY / "batch_runner.py")]
+    argv += as_flags(run_options(server.base_url, ["a", "b"]) | {"sandbox": "local", "grace_s": 0, "batch_size": 1})
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, start_new_session=True)
+    await asyncio.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = await process.communicate()
+    assert (process.returncode, b"Traceback" in told) == (130, False), told

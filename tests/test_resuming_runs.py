@@ -1,12 +1,13 @@
 """Runs that are resumed: with whose settings, which prompts again, and what became of the rows of before."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import orjson
 import pytest
 
-from promptmill.errors import ConfigError
+from promptmill.errors import ConfigError, LimitReachedError
 from promptmill.retry import read_retry
 from promptmill.run_folder import RunFolder
 from tests.fakes.model_server import fail, no_reasoning, one_turn, say
@@ -283,3 +284,100 @@ async def test_a_price_given_now_prices_the_rows_of_before(server):
     limits = {"max_cost_usd": 5, "price_per_mtok": "10,50"}
     run = await run_inline(server.base_url, resume=True, max_samples=2, **limits)
     assert (run.prompts, server.count) == (["a", "b"], 2)
+
+
+# ── odd folders ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_run_that_was_moved_goes_on_where_it_is_now(server):
+    await run_inline(server.base_url, ["a", "b"], max_samples=1, output_dir="first")
+    Path("data").mkdir()
+    Path("first/run").rename("data/run")
+    ended = await command("--run_name=run", "--resume", "--max_samples=none")
+    assert (ended.code, server.count) == (0, 2), ended.stderr
+    assert not Path("first/run").exists()
+
+
+@pytest.mark.parametrize("number", [1_700_000_000, 2**60])
+async def test_a_batch_number_that_no_shard_could_have_is_not_gone_on_from(server, number):
+    Path("data/run").mkdir(parents=True)
+    row = make_row("other")
+    row["metadata"]["batch_num"] = number
+    write_jsonl(Path("data/run/batch_3.jsonl"), [row])
+    run = await run_inline(server.base_url, ["other", "a"], resume=True)
+    assert (run.samples["completed"], server.prompts) == (2, ["a"])
+    assert (run.path / "batch_4.jsonl").exists()
+    await run_inline(server.base_url, resume=True)
+    assert server.count == 1
+
+
+async def test_rows_count_by_their_outcome_whatever_file_they_stand_in(start_server):
+    server = await start_server(by_prompt)
+    run = await run_inline(server.base_url, ["completed", "failed"], batch_size=1)
+    shard, failed = run.path / "batch_0.jsonl", run.path / "failed.jsonl"
+    rows, failures = shard.read_bytes(), failed.read_bytes()
+    shard.write_bytes(failures)
+    failed.write_bytes(rows)
+    await run_inline(server.base_url, resume=True, retry="none")
+    assert (run.prompts, run.samples["failed"], run.samples["pending"]) == (["completed"], 1, 0)
+
+
+async def test_absurd_numbers_and_damaged_starts_keep_no_run_from_its_end(server):
+    run = await run_inline(server.base_url, ["a", "b"])
+    shard = run.path / "batch_0.jsonl"
+    absurd = [row | {"api_calls": 2**63, "reasoning_turns": 2**63} for row in read_jsonl(shard)]
+    write_jsonl(shard, absurd)
+    content = run.json("run.json")
+    content["starts"] = [{"duration_s": "abc"}, 1, None]
+    (run.path / "run.json").write_bytes(orjson.dumps(content))
+    await run_inline(server.base_url, resume=True)
+    assert (run.samples["completed"], server.count) == (2, 2)
+
+
+async def test_options_of_another_version_are_passed_over_and_bad_ones_are_told_with_their_file(server):
+    run = await run_inline(server.base_url, ["a", "b"], max_samples=1)
+    content = run.json("run.json")
+    content["options"] |= {"new_option": 1}
+    (run.path / "run.json").write_bytes(orjson.dumps(content))
+    await run_inline(server.base_url, resume=True, max_samples=2)
+    assert server.count == 2
+    content["options"] |= {"num_workers": "abc"}
+    (run.path / "run.json").write_bytes(orjson.dumps(content))
+    with pytest.raises(ConfigError, match=r"data/run/run\.json: --num_workers is 'abc'"):
+        await run_inline(server.base_url, resume=True)
+
+
+async def test_what_is_no_file_is_no_shard(server):
+    run = await run_inline(server.base_url, ["a", "b"], max_samples=1)
+    os.mkfifo(run.path / "batch_7.jsonl")
+    (run.path / "batch_8.jsonl").symlink_to("nowhere")
+    await run_inline(server.base_url, resume=True, max_samples=2)
+    assert (server.count, (run.path / "batch_9.jsonl").exists()) == (2, True)
+
+
+async def test_retry_without_resume_is_refused_and_moves_nothing_aside(server):
+    await run_inline(server.base_url, ["a"])
+    for given in ({"retry": "partial"}, {"accept_changes": True}, {"retry": "ids:99", "start_over": True}):
+        with pytest.raises(ConfigError, match="add --resume"):
+            await run_inline(server.base_url, **given)
+    assert [path.name for path in Path("data").iterdir()] == ["run"]
+
+
+async def test_how_many_are_run_again_is_told(start_server, capsys):
+    server = await start_server(by_prompt)
+    await run_inline(server.base_url, [*ENDINGS, "partial 2"])
+    await run_inline(server.base_url, resume=True, retry="partial")
+    assert "4 of 5 prompts are done, 2 of them are run again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+async def test_a_limit_with_room_for_a_few_more_runs_them(start_server, engine):
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "cost": 0.01}
+    server = await start_server(lambda request: say("so", reasoning="r", usage=usage))
+    prompts = [f"p{n}" for n in range(20)]
+    await run_inline(server.base_url, prompts, max_samples=5, batch_size=1)
+    with pytest.raises(LimitReachedError):
+        await run_inline(
+            server.base_url, resume=True, max_samples=20, batch_size=1, engine=engine, max_cost_usd=0.07, num_workers=4
+        )
+    assert server.count == 7

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from promptmill.errors import StorageError
+from promptmill.errors import THEN_AGAIN, StorageError
 from promptmill.shards import append_lines, read_lines, repair_tail, write_atomic
 from tests.fakes.model_server import REPOSITORY
 
@@ -107,7 +107,7 @@ def test_a_refused_append_leaves_whole_lines_only(tmp_path):
     in_a_process_with_file_limit(
         1000,
         "try:\n    append_lines(Path(sys.argv[1]), [b'2' * 50, b'3' * 500])\n"
-        "except StorageError as exc:\n    assert 'make room or access, then --resume' in str(exc)\n"
+        f"except StorageError as exc:\n    assert 'make room or access, {THEN_AGAIN}' in str(exc)\n"
         "else:\n    sys.exit('nothing was refused')",
         path,
     )

@@ -1,6 +1,8 @@
 """The tools of the catalog at hand for a test, called as a model calls them. Fixtures: `toolbench_fixtures`."""
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,3 +61,22 @@ class Bench:
     async def get(self, path: str) -> bytes:
         """Read a file of the working folder."""
         return await self.sandbox.read_file(path, max_bytes=50_000_000)
+
+
+def cpu_s(function: Callable[[str], object], text: str) -> float:
+    """What a function takes for a text, in seconds of this process."""
+    begun_s = time.process_time()
+    function(text)
+    return time.process_time() - begun_s
+
+
+def grows_with_length(function: Callable[[str], object], small: str, large: str) -> bool:
+    """Whether four times the text takes about four times as long; a busy machine has three tries."""
+    for _ in range(3):
+        short_s = cpu_s(function, small)
+        if short_s > 2:
+            return False
+        long_s = cpu_s(function, large)
+        if long_s < max(0.2, 12 * short_s):
+            return True
+    return False

@@ -1,5 +1,6 @@
 """The contract of an engine: run batches on workers, hand on what they finish."""
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -7,6 +8,9 @@ from promptmill.config import WorkerSettings
 from promptmill.endpoints import is_private
 from promptmill.limiter import FIRST_LIMIT, AdaptiveLimit
 from promptmill.records import Batch, RunEvents
+
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a terminal or a `kill` of the whole group sends to every process of a run, and only the runner acts on."""
 
 
 class Engine(ABC):

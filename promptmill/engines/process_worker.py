@@ -17,8 +17,9 @@ import time
 from multiprocessing import forkserver
 
 from promptmill.config import WorkerSettings
+from promptmill.engines.base import TERMINAL_SIGNALS
 from promptmill.engines.frames import BatchFinished, FrameChannel, Heartbeat, RowSaved, StopRun, WorkerReady
-from promptmill.errors import EngineError, RunStoppedError
+from promptmill.errors import EngineError, Outcome, RunStoppedError
 from promptmill.event_loop import run_in_loop
 from promptmill.limiter import Gate, GateOrder
 from promptmill.logs import log_to_stderr
@@ -39,9 +40,10 @@ PR_SET_PDEATHSIG = 1
 def process_main(settings: WorkerSettings, end: socket.socket) -> None:
     """Serve the runner until it closes its end of the socket; does not return."""
     # A Ctrl-C or a `kill` of the whole group is for the runner to act on: it tells its workers by closing the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in TERMINAL_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    # They are blocked where we come from (see `process_context`), and tools must not inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)
     end_with_runner(end, ORPHAN_GRACE_S)
     raise_descriptor_limit()
     log_to_stderr(mask_of(settings.config.secrets))
@@ -128,13 +130,13 @@ class _ChannelEvents:
         """Batch number -> the runner's answer to its last row."""
 
     async def sample_finished(self, result: SampleResult) -> bool:
+        if result.summary.outcome is Outcome.INTERRUPTED:
+            await self._channel.send(result)
+            return False  # the worker is ending, and waits for nobody's answer
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._unsaved[result.batch_number] = answer
         await self._channel.send(result)
         return await answer
-
-    async def sample_interrupted(self, result: SampleResult) -> None:
-        await self._channel.send(result)
 
     def row_saved(self, frame: RowSaved) -> None:
         """Hand on what the runner answered; nobody waits for it where a sample was interrupted."""

@@ -19,13 +19,13 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from promptmill.config import environment, environment_with
-from promptmill.engines.base import Engine, new_limit
+from promptmill.engines.base import TERMINAL_SIGNALS, Engine, new_limit
 from promptmill.engines.frames import BatchFinished, FrameChannel, Heartbeat, RowSaved, StopRun, WorkerReady
 from promptmill.engines.process_entry import process_entry
 from promptmill.errors import EngineError
@@ -75,6 +75,8 @@ class Lane:
     """Batch number -> samples not yet finished; the first of them is the one that runs, unless the batch rests."""
     resting: set[int] = field(default_factory=set)
     """Batches none of whose samples runs: their last row is being saved, or the next may not start."""
+    granted: int | None = None
+    """The batch that may start already, though its worker is still being started."""
     channel: FrameChannel | None = None
     """To the present worker."""
     is_ready: bool = False
@@ -129,7 +131,9 @@ class ProcessEngine(Engine):
 
     async def _run_lane(self, lane: Lane) -> None:
         while (batch := self._next_batch(lane)) and self._events.may_start(batch.number):
+            # Asked before its worker is started, lest that is for nothing, and not asked again once it is there.
             lane.first.appendleft(batch)
+            lane.granted = batch.number
             if not await self._run_worker(lane):
                 await self._bury(lane)
 
@@ -143,7 +147,7 @@ class ProcessEngine(Engine):
             ours, theirs = socket.socketpair()
             process = self._context.Process(target=process_entry, args=(settings, theirs), daemon=True)
             await asyncio.to_thread(process.start)
-        except OSError as exc:
+        except (OSError, EOFError) as exc:
             raise EngineError(f"cannot start a worker process: {exc}; see `ulimit -n` and `ulimit -u`") from exc
         theirs.close()
         channel = await FrameChannel.open(ours)
@@ -241,8 +245,9 @@ class ProcessEngine(Engine):
             if lane.in_flight and self._is_suspect(batch.samples):
                 lane.first.appendleft(batch)
                 return
-            if not self._events.may_start(batch.number):
-                return
+            if batch.number != lane.granted and not self._events.may_start(batch.number):
+                return  # once no, always no: its samples stay owed
+            lane.granted = None
             lane.in_flight[batch.number] = deque(batch.samples)
             channel.post(batch)
 
@@ -317,6 +322,12 @@ def process_context() -> ForkServerContext | SpawnContext:
     context.set_forkserver_preload(["promptmill.engines.process_worker"])
     # Left alone it would import what the current folder or an installed package of our name holds, and not us.
     path = os.pathsep.join([str(PROJECT_ROOT), *filter(None, [environment().get("PYTHONPATH")])])
-    with environment_with(PYTHONPATH=path, PYTHONSAFEPATH="1"):
-        forkserver.ensure_running()
+    # It inherits what is blocked here: a Ctrl-C in the terminal is for the runner alone. Workers unblock it again.
+    resource_tracker.ensure_running()  # first: to start it unblocks them
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+    try:
+        with environment_with(PYTHONPATH=path, PYTHONSAFEPATH="1"):
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return context

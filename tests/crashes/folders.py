@@ -13,8 +13,6 @@ from tests.rows import read_jsonl
 
 DERIVED = ("trajectories.jsonl", "checkpoint.json", "statistics.json", "run.json", "run.log")
 FAILED = "failed.jsonl"
-LEFT_OPEN = {".lock"}
-"""The one file that a finished run leaves besides those that the README lists."""
 ENDPOINT = re.compile(r"http://\S+")
 """Each start of a run has its own; see `scripts`."""
 Row = Mapping[str, Any]

@@ -5,6 +5,7 @@ content hashes and the same draws. `counts` asks for what was counted.
 """
 
 import urllib.request
+import zlib
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -38,7 +39,8 @@ def slow_script(request: RecordedRequest) -> Answer:
     answered = script(request)
     if request.prompt and kind_of(request.prompt) == "tools" and request.turn == 1:
         answered = call("terminal", LASTING, reasoning="It may take long.")
-    delay_s = 0.05 + 0.15 * (hash((request.path, request.prompt, request.turn)) % 100) / 100
+    drawn = zlib.crc32(f"{request.path} {request.prompt} {request.turn}".encode()) % 100
+    delay_s = 0.05 + 0.15 * drawn / 100
     return replace(answered, delay_s=delay_s)
 
 

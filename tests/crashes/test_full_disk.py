@@ -17,6 +17,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from promptmill.errors import THEN_AGAIN
 from tests.crashes.conftest import SCALE
 from tests.crashes.folders import assert_derived_files_are_whole, prompt_of, saved_rows
 from tests.crashes.harness import OPTIONS
@@ -68,8 +69,8 @@ async def test_a_full_disk_stops_the_run_and_the_run_goes_on_once_there_is_room(
     await on_disk(["--size", str(DISK_BYTES), "--tmpfs", disk], script)
     told = Path("full.txt").read_text()
     assert Path("full.code").read_text() == "1\n", told
-    said = r"error: disk/run/\S+: cannot write \(No space left on device\); make room or access, then "
-    assert re.match(said, told.splitlines()[-1]), told
+    said = r"error: disk/run/\S+: cannot write \(No space left on device\); make room or access, "
+    assert re.fullmatch(said + re.escape(THEN_AGAIN), told.splitlines()[-1]), told
     assert "Traceback" not in told
     kept = [prompt_of(row) for row in saved_rows(Path("full")).all]
     assert_derived_files_are_whole(Path("full"))
