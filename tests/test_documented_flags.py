@@ -99,7 +99,7 @@ async def test_every_flag_that_is_typed_reaches_the_run(server, tmp_path):
         "prefill_messages_file": str(prefill), "log_prefix_chars": "0",
     }  # fmt: skip
     kept_elsewhere = {"resume": "0", "verbose": "TRUE", "list_distributions": "false", "config": "", "api_key": "0x1"}
-    kept_elsewhere |= {"grace_s": "2.5", "retry": "none", "accept_changes": "no", "start_over": "no"}
+    kept_elsewhere |= {"grace_s": "2.5", "retry": "failed", "accept_changes": "no", "start_over": "no"}
     assert set(typed | kept_elsewhere) == set(FLAG_BY_NAME)
     ended = await command(*as_flags(typed | kept_elsewhere))
     assert ended.code == 0, ended.stderr
