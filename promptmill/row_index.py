@@ -113,8 +113,8 @@ class RowIndex:
     def _add(self, summary: RowSummary) -> None:
         self.kinds.append(self.judge.kind_of(summary))
         self.recent.append(bool(self.since) and summary.timestamp >= self.since)
-        self.attempts.append(max(0, min(summary.attempt, _MOST)))
-        self._occurrences.append(max(0, min(summary.occurrence, _MOST)))
+        self.attempts.append(_within(summary.attempt))
+        self._occurrences.append(_within(summary.occurrence))
         if summary.content_hash:
             self._hashes += bytes.fromhex(summary.content_hash)
             self._texts += digest(summary.prompt, summary.image, summary.cwd)
@@ -149,8 +149,12 @@ class RowIndex:
             yield len(self)
 
 
+def _within(number: int) -> int:
+    return number if 0 <= number <= _MOST else max(0, min(number, _MOST))
+
+
 def digest(*texts: str) -> bytes:
     """One short key for some texts, in order."""
-    parts = [part.encode("utf-8", "surrogatepass") for part in texts]
-    lengths = ",".join([str(len(part)) for part in parts])  # so that no two lists of texts are the same bytes
-    return blake2b(b"".join([lengths.encode(), b":", *parts]), digest_size=HASH_BYTES).digest()
+    lengths = ",".join(map(str, map(len, texts)))  # so that no two lists of texts are the same bytes
+    whole = f"{lengths}:{''.join(texts)}".encode("utf-8", "surrogatepass")
+    return blake2b(whole, digest_size=HASH_BYTES).digest()
