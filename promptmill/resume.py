@@ -27,7 +27,8 @@ from promptmill.records import RowSummary, Usage
 from promptmill.row_index import Kind, RowIndex, digest
 
 NO_ROW = -1
-MOST_BATCHES = 10**9
+MOST_TOLD_BATCHES = 10**9
+"""A row that tells of a batch beyond has its number from elsewhere."""
 
 
 class Fate(IntEnum):
@@ -60,7 +61,7 @@ class Totals:
 
         A number in a row that no shard of ours could have is not taken for one.
         """
-        told = (number for number, _ in self.endings if number < MOST_BATCHES)
+        told = (number for number, _ in self.endings if number < MOST_TOLD_BATCHES)
         return max((-1, *told, *named))
 
 

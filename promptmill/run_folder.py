@@ -28,7 +28,8 @@ from promptmill.shards import append_lines, sync_folder, write_atomic
 
 T = TypeVar("T")
 
-_SHARD_NAME = re.compile(r"batch_(\d{1,18})\.jsonl")
+MOST_BATCHES = 10**18
+_SHARD_NAME = re.compile(r"batch_(\d+)\.jsonl")
 
 
 class RunFolder:
@@ -123,8 +124,8 @@ class RunFolder:
         return sorted((int(match[1]), path) for path in names if (match := _SHARD_NAME.fullmatch(path.name)))
 
     def batch_numbers(self) -> list[int]:
-        """The numbers that are taken, whatever has the name."""
-        return [number for number, _ in self._numbered()]
+        """The numbers that are taken, whatever has the name; one that no row could hold is not gone on from."""
+        return [number for number, _ in self._numbered() if number < MOST_BATCHES]
 
     def shards(self) -> list[Path]:
         """All shards, batch 2 before batch 10. What is no file (a pipe, a dead link) is none."""
@@ -133,6 +134,10 @@ class RunFolder:
     def row_files(self) -> Sequence[Path]:
         """Every file that holds rows: what a scan reads."""
         return [*self.shards(), *(path for path in (self.discarded, self.failed) if path.is_file())]
+
+    def row_bytes(self) -> int:
+        """What a scan reads."""
+        return sum(path.stat().st_size for path in self.row_files())
 
     def has_run(self) -> bool:
         """Whether the folder already holds a run, or what is left of one."""

@@ -363,10 +363,11 @@ async def test_retry_without_resume_is_refused_and_moves_nothing_aside(server):
     assert [path.name for path in Path("data").iterdir()] == ["run"]
 
 
-async def test_how_many_are_run_again_is_told(start_server, capsys):
+@pytest.mark.parametrize("retry", ["partial", "failed,partial"])
+async def test_how_many_are_run_again_is_told(start_server, capsys, retry):
     server = await start_server(by_prompt)
     await run_inline(server.base_url, [*ENDINGS, "partial 2"])
-    await run_inline(server.base_url, resume=True, retry="partial")
+    await run_inline(server.base_url, resume=True, retry=retry)
     assert "4 of 5 prompts are done, 2 of them are run again" in capsys.readouterr().err
 
 
@@ -381,3 +382,13 @@ async def test_a_limit_with_room_for_a_few_more_runs_them(start_server, engine):
             server.base_url, resume=True, max_samples=20, batch_size=1, engine=engine, max_cost_usd=0.07, num_workers=4
         )
     assert server.count == 7
+
+
+@pytest.mark.parametrize("digits", [9, 18, 30])
+async def test_whatever_number_a_shard_has_no_row_goes_where_it_is_not_read(server, digits):
+    run = await run_inline(server.base_url, ["a", "b"], max_samples=1)
+    (run.path / "batch_0.jsonl").rename(run.path / f"batch_{'9' * digits}.jsonl")
+    await run_inline(server.base_url, resume=True, max_samples=2)
+    assert (sorted(run.prompts), server.count) == (["a", "b"], 2)
+    await run_inline(server.base_url, resume=True)
+    assert server.count == 2
