@@ -83,13 +83,11 @@ class Agent:
         self.schemas = tuple(tool.schema() for tool in offer.tools.values())
         self.result: AgentResult | None = None
         """What there is of the conversation so far, for whoever breaks it off; None before `run`."""
+        self.clock: PromptClock | None = None
+        """The prompt's own time; None before `run`."""
 
-    async def run(self, prompt: str, clock: PromptClock | None = None) -> AgentResult:
+    async def run(self, prompt: str) -> AgentResult:
         """Hold the conversation that a prompt opens.
-
-        Args:
-            prompt: What the user says.
-            clock: The prompt's own time, where somebody else wants to see it; else one is made.
 
         Raises:
             RunStoppedError: no conversation of this run can go on.
@@ -106,7 +104,7 @@ class Agent:
         )
         self.result = result
         self.observe(f"asks    {prompt}")
-        clock = clock or PromptClock(self.settings.prompt_timeout_s)
+        clock = self.clock = PromptClock(self.settings.prompt_timeout_s)
         try:
             async with clock:
                 await self._converse(result, clock)

@@ -37,6 +37,7 @@ from promptmill.replies import error_in, is_empty, read_reply, read_usage, refus
 from promptmill.secrets import remember
 from promptmill.streaming import StreamCutError, read_stream, stream_fields
 from promptmill.verdicts import HttpFailure, reported_failure
+from promptmill.wording import duration
 from toolsets.text import shortened
 
 CONNECT_TIMEOUT_S = 30.0
@@ -185,7 +186,7 @@ class ModelClient:
             EndpointError: it has been so for too long.
         """
         now_s, url = asyncio.get_running_loop().time(), self.settings.endpoint.base_url
-        most = in_words(self._retries.max_outage_s)
+        most = duration(self._retries.max_outage_s)
         if self._gone_since_s is None:
             self._gone_since_s = now_s
             logger.warning("%s does not answer; waiting up to %s", url, most)
@@ -322,11 +323,6 @@ def _no_answer(base_url: str, cause: BaseException) -> AttemptError:
         error.is_unreachable |= isinstance(link, UNREACHABLE)
         link = link.__cause__
     return error
-
-
-def in_words(seconds: float) -> str:
-    """`5 minutes`, `0.5 s`."""
-    return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:g} s"
 
 
 def written_in(reply: ModelReply) -> str:

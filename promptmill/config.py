@@ -171,17 +171,15 @@ def environment() -> Mapping[str, str]:
 
 @contextmanager
 def environment_with(**variables: str) -> Iterator[None]:
-    """Set some variables of the process's environment for as long as it takes to start another process."""
-    former = {name: os.environ.get(name) for name in variables}
+    """Set some variables of the process's environment while another process is started."""
+    former = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in former.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(former)
 
 
 def options_from(*layers: Mapping[str, Any]) -> dict[str, Any]:

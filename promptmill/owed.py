@@ -1,8 +1,7 @@
 """What a start of a run finds in its folder, and what it therefore owes."""
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ class Found:
         starts = folder.read_run_json().get("starts")
         self._index = RowIndex(Judge(tuple(TOOLS), config.keep_no_reasoning), _begun_at(starts, config.retry))
         self.totals = Totals(price=Prices(config.model).priced)
-        with _bar(folder) as advance:
+        with byte_bar("Reading finished rows", folder.row_bytes()) as advance:
             self._index.read(folder.row_files(), advance, self.totals.add)
         self.selection: Selection = select(dataset, self._index)
         self.starts: Sequence[Mapping[str, Any]] = settled_starts(starts, self.totals.spent.latest)
@@ -76,9 +75,11 @@ class Found:
         """
         if not self.had_rows:
             return {}
-        with _bar(self._folder) as advance:
+        with byte_bar("Reading new rows", self._folder.row_bytes()) as advance:
             self._index.read(self._folder.row_files(), advance)
-        return select(self._dataset, self._index).fates_by_file()
+        if len(self._index) > len(self.selection.fates):
+            return select(self._dataset, self._index).fates_by_file()
+        return self.selection.fates_by_file()
 
 
 def _is_same(retry: Retry, typed: object) -> bool:
@@ -99,7 +100,3 @@ def _begun_at(starts: object, retry: Retry) -> str:
             break
         begun_at = str(start.get("started_at") or "")
     return begun_at
-
-
-def _bar(folder: RunFolder) -> AbstractContextManager[Callable[[int], None]]:
-    return byte_bar("Reading finished rows", sum(path.stat().st_size for path in folder.row_files()))

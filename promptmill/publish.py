@@ -3,8 +3,7 @@
 A folder without `run.json` (shards of another program) is counted by its rows, and merged with the default filters.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def publish(folder: RunFolder, run_json: Mapping[str, Any], fates: Fates) -> dic
     Raises:
         StorageError: the disk refused; each of the two files is then the old one, whole.
     """
-    with _bar(folder, "Merging") as advance:
+    with byte_bar("Merging", folder.row_bytes()) as advance:
         result = merge(_sources(folder, run_json, fates), folder.trajectories, advance=advance)
     statistics = _statistics(folder, run_json, result)
     folder.write_json(folder.statistics, statistics)
@@ -39,7 +38,7 @@ def publish(folder: RunFolder, run_json: Mapping[str, Any], fates: Fates) -> dic
 
 def recount(folder: RunFolder, run_json: Mapping[str, Any], fates: Fates) -> dict[str, Any]:
     """The content that `statistics.json` would have now. Writes nothing. Raises StorageError."""
-    with _bar(folder, "Counting") as advance:
+    with byte_bar("Counting", folder.row_bytes()) as advance:
         result = count(_sources(folder, run_json, fates), advance=advance)
     return _statistics(folder, run_json, result)
 
@@ -54,7 +53,7 @@ def fates_of(folder: RunFolder, run_json: Mapping[str, Any]) -> tuple[Fates, boo
         StorageError: a file cannot be read.
     """
     index = RowIndex(Judge(tuple(TOOLS), _keeps_no_reasoning(run_json)))
-    with _bar(folder, "Reading finished rows") as advance:
+    with byte_bar("Reading finished rows", folder.row_bytes()) as advance:
         index.read(folder.row_files(), advance)
     dataset = _same_dataset(run_json)
     try:
@@ -79,10 +78,6 @@ def _same_dataset(run_json: Mapping[str, Any]) -> Dataset | None:
         return dataset
     dataset.close()
     return None
-
-
-def _bar(folder: RunFolder, description: str) -> AbstractContextManager[Callable[[int], None]]:
-    return byte_bar(description, sum(path.stat().st_size for path in folder.row_files()))
 
 
 def _keeps_no_reasoning(run_json: Mapping[str, Any]) -> bool:

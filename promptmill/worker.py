@@ -13,7 +13,6 @@ from dataclasses import replace
 from promptmill.agent import Agent, ToolOffer, record_failure
 from promptmill.client import ModelClient
 from promptmill.config import WorkerSettings
-from promptmill.deadlines import PromptClock
 from promptmill.errors import Outcome, RunStoppedError
 from promptmill.escaping import preview
 from promptmill.finished import finished_sample, unstarted
@@ -40,13 +39,12 @@ class Worker:
         self.client = ModelClient(settings.config.model, max_connections=settings.conversations, gate=gate)
         self._agents: dict[int, Agent] = {}
         """By sample: what is known of a conversation until its row is handed on."""
-        self._clocks: set[PromptClock] = set()
-        """Of the conversations that are held now."""
 
     @property
     def least_left_s(self) -> float:
         """How soon the first of the conversations that are held now must have ended, in seconds of its own time."""
-        return min((clock.left_s for clock in self._clocks), default=self.settings.config.agent.prompt_timeout_s)
+        clocks = (agent.clock for agent in self._agents.values() if agent.clock is not None)
+        return min((clock.left_s for clock in clocks), default=self.settings.config.agent.prompt_timeout_s)
 
     async def close(self) -> None:
         """Close the connections to the model."""
@@ -113,12 +111,7 @@ class Worker:
             settings, context = self.settings.config.agent, ToolContext(sandbox)
             agent = Agent(self.client, settings, offer, context, self._observer(sample), self._prices.priced)
             self._agents[sample.index] = agent
-            clock = PromptClock(settings.prompt_timeout_s)
-            self._clocks.add(clock)
-            try:
-                return await agent.run(sample.prompt, clock)
-            finally:
-                self._clocks.remove(clock)
+            return await agent.run(sample.prompt)
         finally:
             await self._close(sandbox)
 
